@@ -65,6 +65,7 @@ enum kn_type {
     KN_NVFP4 = 40,
     KN_Q1_0 = 41,
     KN_Q2_0 = 42,
+    KN_TQ3_0 = 0x10000, /* of caches alone, no file's: forks number it as others number Q2_0 */
     KN_TYPE_NONE = 0xffffffff,
 };
 
@@ -148,27 +149,33 @@ struct kn_weight {
 
 /* The types of a layer's keys and of its values. They may differ, and a layer's from its neighbour's. */
 struct kn_kv_types {
-    uint32_t k, v; /* KN_F16, KN_BF16 or KN_F32 */
+    uint32_t k, v; /* KN_F16, KN_BF16, KN_F32, KN_Q8_0, KN_Q5_0, KN_Q4_0 or KN_TQ3_0 */
 };
 
 /* One layer's keys and values by absolute position. Where a position lies, how many bytes a row takes and
- * what a number of a type is are known to few: the functions below, kernels/cpu/kv*.h, and
- * kernels/cuda/attention/kv.cuh. All else asks them.
+ * what a number of a type is are known to few: the functions below, kernels/kv_rows.h, kernels/cpu/kv*.h, and
+ * kernels/cuda/attention/kv*.cuh. All else asks them.
  *
  * Today the positions lie in a ring of cap slots, a multiple of KN_KV_SPLIT. Whoever walks along positions
  * may rely on this alone: those of one split, [KN_KV_SPLIT * i, KN_KV_SPLIT * (i + 1)), lie side by side and
  * in order. A table of pages of KN_KV_SPLIT positions keeps that too.
  *
  * A row is a pure function of its token and its position: nothing in it is shared with other rows. k is
- * stored after its norm and rope. */
+ * stored after its norm and rope. A quantised side is stored rotated (kernels/kv_rows.h): rope_store rotates
+ * what it stores, attention its queries and its result, so that nobody else sees it. */
 struct kn_kv {
-    void *k, *v; /* [cap, n_head_kv, head_dim], each of its type */
+    void *k, *v; /* [cap] rows of n_head_kv heads of head_dim, each of its type */
     struct kn_kv_types type;
     int32_t cap, n_head_kv, head_dim;
 };
 
-#define KN_KV_TYPES "f16, bf16 or f32" /* that kn_kv_known knows, for messages */
+#define KN_KV_TYPES "f16, bf16, f32, q8_0, q5_0, q4_0 or tq3_0" /* that kn_kv_known knows, for messages */
 bool kn_kv_known(uint32_t type);
+bool kn_kv_coded(uint32_t type);          /* quantised, and rotated */
+const char *kn_kv_name(uint32_t type);    /* upper case; "an unknown number" */
+uint32_t kn_kv_by_name(const char *name); /* any case; KN_TYPE_NONE: no cache has it */
+/* What divides the head size: values that a type takes at once. */
+int32_t kn_kv_block(uint32_t type);
 /* 0; or KN_ETYPE or KN_EINVAL and why (size n): a type, a ring or heads that no backend takes. */
 int kn_kv_check(const struct kn_kv *kv, char *why, size_t n);
 /* The least cap that holds so many positions. */
@@ -185,6 +192,10 @@ size_t kn_kv_bytes(const struct kn_kv *kv, uint32_t type);
 int32_t kn_kv_slot(const struct kn_kv *kv, int32_t pos);
 /* How many positions from pos on, most at most, lie side by side. */
 int32_t kn_kv_run(const struct kn_kv *kv, int32_t pos, int32_t most);
+/* A row's numbers on the host, [n_head_kv, head_dim], as they were before they were stored: row to x, and x
+ * to row. */
+void kn_kv_get(const struct kn_kv *kv, bool values, const void *row, float *x);
+void kn_kv_put(const struct kn_kv *kv, bool values, const float *x, void *row);
 /* Once last is written: is from still there? */
 bool kn_kv_holds(const struct kn_kv *kv, int32_t from, int32_t last);
 
@@ -335,6 +346,29 @@ struct kn_pick {
 
 /* ---- drafters ---- */
 
+/* What stands between the products of a drafter's chain of picks (DSpark, Domino), number by number. x is
+ * what a product left; s is the sigmoid; every product and sum is rounded by itself. */
+enum kn_cell_kind {
+    KN_CELL_SILU, /* out = x s(x), 3 ulp */
+    KN_CELL_GATE, /* out = e s(x + bias) */
+    /* x + bias [3, width] is g, c, o: out = tanh(o), next = s(g) state + (1 - s(g)) tanh(c) */
+    KN_CELL_MARKOV,
+    /* x and h [3, width] are r, z, n: next = (1 - s(xz + hz)) tanh(xn + s(xr + hr) hn) + s(xz + hz) state */
+    KN_CELL_GRU,
+    KN_CELL_LOGP, /* out = log s(x + bias), with one bias for all */
+};
+struct kn_cell {
+    enum kn_cell_kind kind;
+    int32_t width;
+    const float *x;     /* [width], or [3, width] */
+    const float *h;     /* GRU: [3, width], made of state; NULL where state is */
+    const float *bias;  /* as x; LOGP: [1]. NULL: 0 */
+    const float *e;     /* GATE: [width] */
+    const float *state; /* MARKOV, GRU: [width]; NULL: zeros */
+    float *next;        /* [width]; may be state */
+    float *out;         /* [width]; may be x or e */
+};
+
 /* Rows of a block through a convolution along it, whose taps are made of the rows themselves: out[i, c] = sum
  * over t ascending of (base[t, c] + dynamic[i, t, c / group]) * v[i - t, c], v = x or rms_norm(x; norm), rows
  * before the first 0. A row's bits depend on it and on the rows before it in the call. */
@@ -427,6 +461,22 @@ struct kn_mixture {
     float *h;             /* [n, n_used + (shared), n_ff]: scratch */
     float *out;           /* [n, n_out]; may be x */
     bool add;             /* out += */
+};
+
+/* Rows that a head for further tokens reads: of each token its embedding and the hidden state before it, each
+ * normed, side by side. The hidden states of a pass are those of its own rows, so they are read a row late:
+ * row i reads row i - 1 of y, and row 0 the row of the position before it, which was kept (op->keep). */
+struct kn_norm_pair {
+    float *out;                /* [n, 2 width]: rms_norm(x; x_weight), then rms_norm(y; y_weight) */
+    const float *x, *x_weight; /* [n, width], [width] */
+    const float *y, *y_weight; /* [n, width], or late [n - 1, width] (n 1: not looked at); [width] */
+    const float *late; /* NULL: row i reads y[i]; else [slots, width]: of row 0, at (pos[0] - 1) % slots */
+    int32_t slots;
+    const int32_t *pos; /* [n or n_before] with late or before. 0 has none before it: 0 stands for that */
+    int32_t *before;    /* NULL, or [n_before]: becomes pos[i] - 1 */
+    int32_t n, n_before;
+    int64_t width;
+    float eps;
 };
 
 /* Recurrent state of one gated delta net layer. Committed state is never overwritten by rows that may still
@@ -590,7 +640,7 @@ struct kn_ops {
     int (*experts_load)(struct kn_backend *, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
                         int32_t n_mat, const void *data);
     void (*weight_free)(struct kn_backend *, struct kn_weight *w);
-    /* out[n, n_in] = scale * table rows of ids */
+    /* out[n, n_in] = scale * table rows of ids; the row of KN_PICK_NAN is NaN */
     int (*embed)(struct kn_backend *, float *out, const struct kn_weight *table, const int32_t *ids,
                  int32_t n, float scale);
     /* out[n, n_rot/2, 2] = cos, sin of pos * freq[i]; freq [n_rot/2] double in device memory; computed in
@@ -629,6 +679,7 @@ struct kn_ops {
     int (*norm_join)(struct kn_backend *, float *out, const float *x, const float *y, const float *y_weight,
                      const float *z, const float *z_weight, const float *weight, int32_t n, int64_t width,
                      float eps, float scale);
+    int (*norm_pair)(struct kn_backend *, const struct kn_norm_pair *);
     /* x[n, width] *= sigmoid(g); g is [n, g_width], g_width = width, or 1 for one gate a row */
     int (*gate)(struct kn_backend *, float *x, const float *g, int32_t n, int64_t width, int64_t g_width);
     int (*route)(struct kn_backend *, const struct kn_route *);
@@ -654,6 +705,11 @@ struct kn_ops {
     /* logits in place: cap * tanh(x / cap) */
     int (*softcap)(struct kn_backend *, float *x, int64_t count, float cap);
     int (*pick)(struct kn_backend *, const struct kn_pick *);
+    int (*cell)(struct kn_backend *, const struct kn_cell *);
+    /* Logits of a reduced vocabulary among those of the whole: out[n, n_out] = x[i, from[v]], or -Inf where
+     * from[v] < 0; x [n, n_x], from [n_out] in device memory, below n_x. out may not be x. */
+    int (*spread)(struct kn_backend *, float *out, int64_t n_out, const float *x, int64_t n_x,
+                  const int32_t *from, int32_t n);
     /* Of drafters; n at most KN_CYCLE_ROWS rows. */
     int (*conv)(struct kn_backend *, const struct kn_conv *);
     int (*top)(struct kn_backend *, const struct kn_top *);

@@ -22,6 +22,7 @@ static const struct cli_flag flags[] = {
     {"-o", CLI_STR, &set.out_path, "FILE", "write the tokens there (default stdout)", 0, 0},
     {"--force", CLI_FLAG, &set.force, NULL, "replace an existing FILE of -o or --save-state", 0, 0},
     {"--state", CLI_STR, &set.state_path, "STATE", "continue a saved state; stdin is not read", 0, 0},
+    KV_CONVERT_FLAG(set.m.kv),
     {"--append", CLI_FLAG, &set.append, NULL, "prefill the tokens of stdin after the state", 0, 0},
     {"--save-state", CLI_STR, &set.save_path, "FILE",
      "write what the stream leaves behind, to be gone on with", 0, 0},
@@ -186,7 +187,7 @@ struct run {
     struct session *s;
     int32_t *prompt, *stops;
     size_t n_prompt;
-    bool prompt_read;
+    bool prompt_read, trained; /* trained: for want of -n and --ctx the caches are of the trained context */
     int32_t n_stops;
     struct result r;
 };
@@ -260,6 +261,7 @@ static int rest_of_context(struct run *u, struct err *e)
                        " positions of %" PRId64 ")",
                        d ? " and a block" : "", used, ctx);
     set.n = ctx - used;
+    u->trained = !set.ctx;
     return 0;
 }
 
@@ -283,7 +285,14 @@ static int check_run(void *ctx, struct err *e)
     if (make_stops(&u->stops, &u->n_stops, e) || text_open(&set.text, set.m.target, e) ||
         sampling_flags_open(&set.sampling, &set.m, e) || lookup_flags_open(&set.lookup, &set.m, e))
         return -1;
-    return inputs_read(u) ? check_inputs(u, e) : 0;
+    if (inputs_read(u) && check_inputs(u, e)) return -1;
+    /* A device is asked before weights are loaded for what is known by now. With a state it is not: its cache
+     * types may be smaller than those of the flags. */
+    if (!set.state_path && inputs_read(u))
+        set.m.known.ctx = u->o.ctx;
+    else if (!set.state_path && !set.ctx && set.n < 0 && set.m.target->d->n_ctx_train > 0)
+        set.m.known.ctx = set.m.target->d->n_ctx_train;
+    return 0;
 }
 
 /* The models, and the inputs before or after them. */
@@ -308,7 +317,18 @@ static int open_all(struct run *u, struct err *e)
 
 static int make_session(struct run *u, struct err *e)
 {
-    if (models_session(&set.m, &cli, &u->o, &u->s, e)) return -1;
+    if (u->trained)
+        cli_detail(&cli, "no -n and no --ctx: room for %d positions, which the target was trained for",
+                   u->o.ctx);
+    if (models_session(&set.m, &cli, &u->o, &u->s, e)) {
+        if (u->trained && (e->code == ERR_IO || e->code == ERR_DEVICE))
+            err_hint(
+                e,
+                "without -n and --ctx there is room for the %d positions that the target was trained for; "
+                "--ctx N asks for less",
+                u->o.ctx);
+        return -1;
+    }
     return u->state ? state_restore(u->state, u->s, e) : 0;
 }
 
@@ -386,6 +406,8 @@ static void check_flags(void)
 {
     models_check_flags(&set.m, &cli);
     text_check(&set.text, &cli);
+    if (*kv_flags_convert_doubt(&set.m.kv, set.state_path))
+        cli_usage_error(&cli, "%s", kv_flags_convert_doubt(&set.m.kv, set.state_path));
     if (set.append && !set.state_path) cli_usage_error(&cli, "--append needs --state STATE");
     if (set.append && (cli_is_stdin(set.state_path) || !strcmp(set.state_path, "/dev/stdin")))
         cli_usage_error(&cli, "--append reads tokens from stdin: the state must be a file");

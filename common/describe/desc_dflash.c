@@ -426,7 +426,8 @@ static int read_own_ends(struct desc_reader *r, const struct dialect *x)
         int32_t *rows = i && d->n_vocab_draft ? &d->n_vocab_draft : &d->n_vocab;
         if (!*rows && desc_dim(r, name[i], 1, rows)) return -1;
         const int64_t ne[3] = {d->n_embd, *rows, 0};
-        if (desc_shape(r, ne, name[i])) return -1;
+        if (desc_shape(r, ne, name[i]))
+            return i && !d->n_vocab_draft ? err_hint(r->e, DESC_REDUCED_HINT) : -1;
     }
     d->tied_head = own[0] && !own[1] && tie;
     if (own[0] && !own[1])

@@ -24,15 +24,18 @@ static const struct piece pieces[] = {
     {"selector", "DFlash2", false, false},
     {"sample_from_anchor", "DSpark", true, false},
     {"has_confidence_head", "DSpark", true, false},
-    {"dflash.dspark.", "DSpark", true, false},
-    {"hyper_connection", "DSpark", true, false},
+    {"markov_head_type", "DSpark", true, false},
     {"markov_", "DSpark", false, false},
     {"conf_proj", "DSpark", false, false},
-    {"dflash.dspark.", "DSpark", false, false},
-    {"dflash.domino.", "Domino", true, false},
-    {"dflash.domino.", "Domino", false, false},
+    {"hyper_connection", "DeepSeek-V4", true, false},
+    {"dflash.dspark.", "lucebox DSpark", true, false},
+    {"dflash.dspark.", "lucebox DSpark", false, false},
+    {"domino.", "Domino", true, false},
+    {"domino_", "Domino", false, false},
+    {"dflash.domino.", "lucebox Domino", true, false},
+    {"dflash.domino.", "lucebox Domino", false, false},
     {"d2t", "reduced-vocabulary", false, false},
-    {"t2d", "reduced-vocabulary", false, false},
+    {"t2d", "t2d", false, false},
     {"dflash.laguna", "Laguna", true, false},
     {"dflash.context_kv_layer_norm", "Laguna", true, false},
     {"attention.value_scale", "Laguna", true, false},
@@ -51,7 +54,10 @@ enum { N_PIECES = sizeof pieces / sizeof pieces[0], MAX_KINDS = 16 };
 /* The kinds that are run (common/model/draft.c), and the kinds whose pieces such a drafter may have too. */
 static const struct {
     const char *kind, *also[2];
-} runs[] = {{"DFlash", {NULL, NULL}}, {"DFlash2", {NULL, NULL}}};
+} runs[] = {{"DFlash", {"reduced-vocabulary"}},
+            {"DFlash2", {NULL}},
+            {"DSpark", {"reduced-vocabulary"}},
+            {"Domino", {NULL}}};
 enum { N_RUNS = sizeof runs / sizeof runs[0] };
 
 static const struct piece *find(const char *name, bool key, bool layer)
@@ -128,17 +134,28 @@ static bool also(int run, const char *kind)
     return !strcmp(runs[run].kind, kind);
 }
 
-/* The first of the kinds found that is run and takes the pieces of all others; else the first. */
+static bool is_run(const char *kind)
+{
+    for (int k = 0; k < N_RUNS; k++)
+        if (!strcmp(runs[k].kind, kind)) return true;
+    return false;
+}
+
+/* The first kind that is run and takes all the pieces that were found; else the first found that is not run;
+ * else, of several that do not go together, the first. */
 static void name_kind(struct desc *d, const struct found *f)
 {
-    d->kind = f->n ? f->kind[0] : "DFlash";
-    d->runs = f->n == 0;
-    for (int i = 0; i < f->n; i++)
-        for (int k = 0; k < N_RUNS; k++) {
-            bool all = !strcmp(runs[k].kind, f->kind[i]);
-            for (int j = 0; j < f->n && all; j++) all = also(k, f->kind[j]);
-            if (!all) continue;
-            d->kind = f->kind[i], d->runs = true;
+    d->runs = false;
+    for (int k = 0; k < N_RUNS && !d->runs; k++) {
+        d->runs = true;
+        for (int j = 0; j < f->n && d->runs; j++) d->runs = also(k, f->kind[j]);
+        d->kind = runs[k].kind;
+    }
+    if (d->runs) return;
+    d->kind = f->kind[0];
+    for (int j = 0; j < f->n; j++)
+        if (!is_run(f->kind[j])) {
+            d->kind = f->kind[j];
             return;
         }
 }
@@ -208,23 +225,6 @@ static int dflash2_shapes(struct desc_reader *r)
                : 0;
 }
 
-static int dspark_shapes(struct desc_reader *r)
-{
-    struct desc *d = r->d;
-    int32_t vocab, draft;
-    if (!gguf_tensor(r->g, "markov_w1.weight")) return 0; /* lucebox's, or a head of another kind */
-    if (desc_dim(r, "markov_w1.weight", 0, &d->markov_rank) || desc_dim(r, "markov_w1.weight", 1, &vocab) ||
-        desc_dim(r, "markov_w2.weight", 1, &draft))
-        return -1;
-    const int32_t want = d->n_vocab_draft ? d->n_vocab_draft : vocab;
-    if ((d->n_vocab && vocab != d->n_vocab) || draft != want)
-        return desc_fail(
-            r, "tensor 'markov_w1.weight', 'markov_w2.weight': rows (expected %d and %d, got %d and %d)",
-            d->n_vocab ? d->n_vocab : vocab, want, vocab, draft);
-    const int64_t w2[3] = {d->markov_rank, draft, 0};
-    return desc_shape(r, w2, "markov_w2.weight");
-}
-
 int desc_piece_shapes(struct desc_reader *r)
 {
     const struct gguf *g = r->g;
@@ -233,7 +233,7 @@ int desc_piece_shapes(struct desc_reader *r)
     conv |= gguf_find(g, desc_key(r, "conv_kernel_size", key, sizeof key)) != NULL;
     conv |= gguf_find(g, desc_key(r, "selector_rank", key, sizeof key)) != NULL;
     if (conv && dflash2_shapes(r)) return -1;
-    return dspark_shapes(r);
+    return desc_head_shapes(r);
 }
 
 int desc_runnable(const struct desc *d, struct err *e)

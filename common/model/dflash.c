@@ -85,9 +85,7 @@ int dflash_block(const struct model *m, const struct model *target, const struct
 {
     const struct kn_ops *op = kn_op(m->be);
     const struct desc *d = m->d;
-    const struct kn_weight *embed = m->embed.rows ? &m->embed : &target->embed;
-    float scale = d->has_embedding_scale ? d->embedding_scale : target->d->embedding_scale;
-    int rc = op->embed(m->be, p->w->x, embed, p->ids, p->n, scale);
+    int rc = draft_embed(m, target, p->w->x, p->ids, p->n);
     if (rc == 0) rc = op->rope_table(m->be, p->w->rope[0], p->pos, p->n, m->rope_freq[0], d->rope[0].n_rot);
     for (int32_t i = 0; i < d->n_layer && rc == 0; i++)
         rc = m->kind->block ? m->kind->block(m, p, i) : qwen3_block(m, p, i);

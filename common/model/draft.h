@@ -23,9 +23,11 @@ struct draft {
     const struct model *target; /* lends its embedding and head */
     int32_t first;              /* desc.first_row */
     int32_t skip;               /* rows that get no logits: first, or 0 where all are to be shown */
-    float *logits;       /* [n - skip, n_vocab] is left for who looks: the head's, before what a chain adds */
-    struct kn_pick pick; /* of n - first proposals: logits (of row first), pos, history, sampler; out [n -
-                            first] and logp [n - first] are to be filled. A chain picks one after the other */
+    float *logits;       /* [n - skip - idle_rows, n_vocab] is left for who looks: what is picked from */
+    struct kn_pick pick; /* of the proposals, n in number: logits (of row first), pos, history, sampler; out
+                            [n] and logp [n] are to be filled. A chain picks one after the other. logp is what
+                            the drafter takes the probability to be that the target picks the same: that of
+                            the pick, or what a head says that was trained to say it */
 };
 
 struct draft_kind {
@@ -40,9 +42,19 @@ struct draft_kind {
 const struct draft_kind *draft_kind_of(const struct desc *d);
 /* A block and its proposals: dflash_block, then the kind's own. */
 int draft_propose(const struct model *m, const struct draft *t, struct err *e);
-/* Logits of rows skip and on, as model_logits; the first half of most kinds' propose. */
+/* Logits of rows skip and on, as model_logits; the first half of most kinds' propose. Those of a reduced
+ * vocabulary stand in w->part too. */
 int draft_logits(const struct model *m, const struct draft *t, struct err *e);
+/* Tokens as a block begins with them: out [n, n_embd]. Returns what the operation returned. */
+int draft_embed(const struct model *m, const struct model *target, float *out, const int32_t *ids, int32_t n);
+/* A chain: proposal i is picked from its row of logits, for what stands there. Returns as above. */
+int draft_pick_one(const struct model *m, const struct draft *t, int32_t i);
+/* The token before proposal i: the anchor, or proposal i - 1. */
+static inline const int32_t *draft_before(const struct draft *t, int32_t i)
+{
+    return i ? t->pick.out + i - 1 : t->pass.ids;
+}
 /* The kinds, one a file. */
-extern const struct draft_kind draft_dflash, draft_dflash2;
+extern const struct draft_kind draft_dflash, draft_dflash2, draft_dspark, draft_domino;
 
 #endif

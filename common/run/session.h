@@ -49,7 +49,8 @@ struct session_options {
     struct kn_kv_types kv; /* of the caches of every layer, where no list below says other */
     const struct kn_kv_types *kv_layers, *draft_kv_layers; /* [n_layer] of target, of drafter; NULL: as kv.
                                                               Borrowed: they outlive the session */
-    const struct session_synthetic *synthetic;             /* NULL: proposals are compared */
+    bool kv_convert;                           /* a state of other types is brought into these, not refused */
+    const struct session_synthetic *synthetic; /* NULL: proposals are compared */
     int32_t tree; /* proposals of a tree at most, that plans may have; 0: chains alone. Then the drafter
                      offers candidates for every place, and the slot has room for a tree's rows */
     struct source *look; /* asked on the host beside the source, or alone: look-ups. Borrowed; NULL: none */
@@ -120,9 +121,9 @@ struct session {
     struct cursor *d;   /* device */
     struct kn_kv *kv;   /* [target n_layer]; all zero for recurrent layers */
     struct kn_delta_state *delta; /* [target n_layer], of recurrent layers; NULL where there are none */
-    float *kept;     /* device [SESSION_MAX_ROWS, n_features]: of rows whose context is not made yet, at their
-                        position modulo the rows; NULL where the source needs no features */
-    int32_t waiting; /* such rows: the last so many before the next cycle's, those that run among them */
+    float *kept; /* device [SESSION_MAX_ROWS, engine.width]: of rows whose context is not made yet, at their
+                    position modulo the rows; NULL where the source needs no features */
+    int32_t waiting;     /* such rows: the last so many before the next cycle's, those that run among them */
     int32_t logits_pos;  /* position of the input token of logits row 0 */
     int32_t logits_rows; /* of the engine's, or where another stream has its turn 1, in last; 0: none */
     float *last;         /* device [n_vocab] */

@@ -87,7 +87,10 @@ int session_tree_forward(struct session *s, int32_t n, struct err *e)
 {
     const struct session_rows r = {
         .ids = s->tree->ids, .pos = s->tree->pos, .features = s->g->features, .n = n, .first_pos = s->n_past};
-    return session_run_target(s, &r, SESSION_TRIED, e) || session_run_head(s, s->target, 0, n, e) ? -1 : 0;
+    return session_run_target(s, &r, SESSION_TRIED, e) || session_run_head(s, s->target, 0, n, e) ||
+                   session_leave_hidden(s, n, e)
+               ? -1
+               : 0;
 }
 
 int32_t session_tree_depth(const struct session *s, int32_t n)
@@ -108,7 +111,7 @@ int session_tree_settle(struct session *s, int32_t n, bool walk, struct err *e)
     if (rc == 0) rc = s->op->settle(s->be, s->settle);
     if (rc == 0 && s->kept)
         rc = s->op->gather(s->be, s->kept, s->g->features, s->tree->stays,
-                           walk ? session_tree_depth(s, n) : n, s->source->needs.tapped->n_features);
+                           walk ? session_tree_depth(s, n) : n, s->g->width);
     return rc ? model_failed(s->target, "settle", rc, e) : 0;
 }
 

@@ -24,7 +24,7 @@ struct state;
 /* Rows of a pass on the device. */
 struct session_rows {
     const int32_t *ids, *pos; /* [n] */
-    const float *features;    /* [n, n_features], as a source needs them; NULL where it needs none */
+    const float *features;    /* [n, source_width], as a source needs them; NULL where it needs none */
     int32_t n;
     int32_t first_pos; /* of row 0, for messages */
 };
@@ -79,13 +79,26 @@ struct source {
     const struct source_ops *op;
     struct model *model; /* borrowed; NULL: it has none */
     int32_t rows;        /* a block: the anchor and as many proposals as it can make, 2 .. SESSION_MAX_ROWS */
+    int32_t usual;       /* rows of a block unless somebody says other; 0: all of them */
     int32_t mask;        /* the id in the places of a block that are to be filled; 0 where none is read */
     struct source_needs needs;
     bool tree; /* propose leaves candidates too, where options.tree asks for them (session_candidates) */
 };
 
+/* Values that a pass of the target leaves of a row, for x (may be NULL); 0: none. */
+static inline int64_t source_width(const struct source *x, const struct desc *target)
+{
+    return !x ? 0 : x->needs.tapped ? x->needs.tapped->n_features : x->needs.hidden ? target->n_embd : 0;
+}
+
+/* A drafter, of whatever kind it is. */
+struct source source_drafter(struct model *drafter);
 /* source_dflash.c: a DFlash drafter. */
 struct source source_dflash(struct model *drafter);
+/* What picks a drafter's proposals: the stream's sampler, or none. */
+struct kn_sampler source_sampler(const struct session *s);
+/* source_mtp.c: the block of the target's file that predicts further tokens. */
+struct source source_mtp(struct model *block);
 
 /* source_lookup.c: look-ups in the stream and in a text (lookup.h), for session_options.look. */
 struct source_lookup {

@@ -63,7 +63,7 @@ static int context(struct session *s, const struct session_rows *r, struct err *
 
 /* Without the penalties: they look at the tokens before a place, and those of all places but the first are
  * only being proposed. */
-static struct kn_sampler sampler_of(const struct session *s)
+struct kn_sampler source_sampler(const struct session *s)
 {
     struct kn_sampler k = s->sampler;
     if (s->o.draft_greedy || k.temp == 0)
@@ -81,7 +81,7 @@ static int propose(struct session *s, bool all_rows, struct err *e)
     struct work w = draft_work(s);
     const struct draft t = {.pass = {.w = &w,
                                      .kv = caches_of(s),
-                                     .n = s->o.block - 1 + first,
+                                     .n = desc_block_rows(m->d, s->o.block),
                                      .first_pos = s->n_past,
                                      .ids = s->d->block,
                                      .pos = s->d->pos,
@@ -95,7 +95,7 @@ static int propose(struct session *s, bool all_rows, struct err *e)
                                      .history = s->d_history,
                                      .n = s->o.block - 1,
                                      .n_vocab = n_vocab,
-                                     .sampler = sampler_of(s),
+                                     .sampler = source_sampler(s),
                                      .out = s->d->ids + 1,
                                      .logp = s->d->logp}};
     return draft_propose(m, &t, e) || session_candidates(s, t.pick.logits, t.pick.n, e) ? -1 : 0;
@@ -105,7 +105,7 @@ static int save(struct session *s, struct snap_writer *w, struct err *e)
 {
     const struct desc *d = s->source->model->d;
     for (int i = 0; i < d->n_layer; i++)
-        if (state_save_layer(s, &caches_of(s)[i], &d->layer[i], "DKV ", w, e)) return -1;
+        if (state_save_layer(s, &caches_of(s)[i], &d->layer[i], s->n_past, "DKV ", w, e)) return -1;
     return 0;
 }
 
@@ -113,7 +113,8 @@ static int load(struct session *s, struct state *st, struct err *e)
 {
     const struct desc *d = s->source->model->d;
     for (int i = 0; i < d->n_layer; i++)
-        if (state_load_layer(st, s, &caches_of(s)[i], &d->layer[i], "DKV ", e)) return -1;
+        if (state_load_layer(st, s, &caches_of(s)[i], &d->layer[i], (int32_t)st->m.n_tokens, "DKV ", e))
+            return -1;
     return 0;
 }
 

@@ -103,8 +103,7 @@ static void settle_rows(const struct kn_settle *a)
     for (int32_t i = 0; a->kv && i < *a->kept; i++)
         for (int values = 0; values < 2; values++) {
             const size_t bytes = kn_kv_row_bytes(a->kv, values ? a->kv->type.v : a->kv->type.k);
-            memcpy(cpu_kv_head(a->kv, values, a->tree->at[i], 0), cpu_kv_head(a->tail, values, stays[i], 0),
-                   bytes);
+            memcpy(cpu_kv_row(a->kv, values, a->tree->at[i]), cpu_kv_row(a->tail, values, stays[i]), bytes);
         }
     /* stays[i] >= i, and they rise: none is read after it is written. */
     for (int32_t i = 0; a->log && i < *a->kept; i++)

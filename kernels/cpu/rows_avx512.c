@@ -19,6 +19,7 @@ const struct cpu_rows cpu_rows_avx512 = {
     .gate = rows_gate,
     .scale = rows_scale,
     .softcap = rows_softcap,
+    .cell = rows_cell,
     .has_bad = rows_has_bad,
     .rope_table = rows_rope_table,
     .rope = rows_rope,

@@ -99,6 +99,18 @@ rows() { # NAME CHUNK...: logits of passes of 64 rows, and of others
     done
 }
 
+caches() { # NAME: quantised caches, keys of each type and values of each, over the last prompt
+    local kv
+    for kv in q8_0 q5_0,tq3_0 q4_0,q5_0 tq3_0,q4_0 q4_0,f16; do
+        kv="--kv $kv --temp 3 --seed 5"
+        run plain.i32 t.gguf $kv || { verdict 1 "$1/plain $kv"; continue; }
+        drafted "$1/drafted $kv" $kv --width 5 --draft-kv tq3_0,q8_0
+        dflash-prefill -q --force -m t.gguf -d d.gguf --device $device ${kv%% --temp*} -o state <$prompt_file &&
+            dflash-generate -q -m t.gguf -d d.gguf --state state --temp 3 --seed 5 -n 40 --ignore-eos --device $device >got.i32 && cmp -s got.i32 plain.i32
+        verdict $? "$1/state $kv"
+    done
+}
+
 odd() { # NAME TYPE
     local name=$1 type=$2 s
     drafter_config "$(number t.json hidden_size)" "$(number t.json num_hidden_layers)" "$(number t.json vocab_size)" 6 4 2 32 96 40 >d.json
@@ -136,6 +148,7 @@ real() { # NAME TYPE
         for w in 3 16; do drafted "$name/$type/drafted, prompt $n, width $w" $s --width $w; done
         [ "$n" != 1100 ] || rows "$name/$type/rows, prompt $n" 1 7 16
     done
+    [ "$type" != q4_k_m ] || caches "$name/$type"
     [ "$accepted" -ge 20 ]
     verdict $? "$name/$type/proposals are accepted" "$accepted"
 }

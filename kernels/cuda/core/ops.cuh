@@ -13,6 +13,11 @@ void cuda_free(struct kn_backend *, void *);
 double cuda_read_speed(struct kn_backend *);
 double cuda_product_speed(struct kn_backend *);
 
+/* cell.cu */
+int cuda_cell(struct kn_backend *, const struct kn_cell *);
+int cuda_spread(struct kn_backend *, float *out, int64_t n_out, const float *x, int64_t n_x,
+                const int32_t *from, int32_t n);
+
 /* embed.cu */
 int cuda_embed(struct kn_backend *, float *out, const struct kn_weight *table, const int32_t *ids, int32_t n,
                float scale);
@@ -32,6 +37,7 @@ int cuda_norm_add(struct kn_backend *, float *out, const float *x, const float *
 int cuda_norm_join(struct kn_backend *, float *out, const float *x, const float *y, const float *y_weight,
                    const float *z, const float *z_weight, const float *weight, int32_t n, int64_t width,
                    float eps, float scale);
+int cuda_norm_pair(struct kn_backend *, const struct kn_norm_pair *);
 int cuda_gate(struct kn_backend *, float *x, const float *g, int32_t n, int64_t width, int64_t g_width);
 int cuda_tap(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
              int64_t width);

@@ -9,7 +9,8 @@
 #include "../product/owed.cuh"
 
 #define WARPS 4
-#define PLAIN -1 /* nothing is rounded */
+#define REGISTERS 96 /* so that blocks stand beside those of a product (mm_few.cuh) */
+#define PLAIN -1     /* nothing is rounded */
 
 struct conv {
     const float *x, *norm, *base;
@@ -41,13 +42,12 @@ DEV float owed_tap(const mm_owed &o, int i, int64_t j)
     return v;
 }
 
-/* w = base + dynamic of columns k .. k + 7, tap t of row i. */
-template <enum from FROM> DEV void load_taps(float w[8], const conv &a, const mm_owed &o, int i, int t, int k)
+/* w += dynamic of columns k .. k + 7, tap t of row i. */
+template <enum from FROM> DEV void add_taps(float w[8], const conv &a, const mm_owed &o, int i, int t, int k)
 {
     const int64_t at = a.offset + (int64_t)t * (a.width / a.group);
     const float *row = a.dynamic + (int64_t)i * a.stride + at;
     const auto tap = [&](int g) { return FROM == FROM_SUMS_TAPS ? owed_tap(o, i, at + g) : __ldcg(row + g); };
-    load_columns(w, a.base + (int64_t)t * a.width, k, a.width, a.whole);
     if (k >= a.width) return;
     if (a.group % 8 == 0) {
         const float d = tap(k / a.group);
@@ -89,58 +89,74 @@ DEV void row_scales(const conv &a, int i, float *scale, float (*part)[WARPS])
     __syncthreads();
 }
 
-/* Columns k .. k + 7 of row j = i - t, normed where there is a norm (w: its columns). */
-template <enum from FROM>
-DEV void load_x(float v[8], const conv &a, const mm_owed &o, int j, int k, float scale, const float w[8])
+/* Columns k .. k + 7 of row j. */
+template <enum from FROM> DEV void load_x(float v[8], const conv &a, const mm_owed &o, int j, int k)
 {
     const int64_t at = (int64_t)j * a.width;
     if (FROM == FROM_SUMS_X && k < a.width)
         owed_values<8>(v, o.sums + at + k, nullptr, o.slices, (size_t)o.n * (size_t)a.width, false);
     else
         load_columns(v, a.x + at, k, a.width, a.whole);
-    if (a.norm) scale_eight(v, scale, w);
 }
 
+/* Two taps at a time: all that is read of them is on its way before anything is added up. What is constant,
+ * and has left the L2 cache since the last draft, is asked for before the wait. */
 template <int ACT, enum from FROM>
-static __global__ void __launch_bounds__(32 * WARPS)
+static __global__ void __launch_bounds__(32 * WARPS, 65536 / (32 * WARPS * REGISTERS))
     conv_rows(const __grid_constant__ conv a, const __grid_constant__ mm_owed o,
               const __grid_constant__ mm_prep p)
 {
+    __shared__ __align__(16) float norms[WARPS * 256];
     __shared__ float scale[KN_CONV_TAPS], part[KN_CONV_TAPS][WARPS];
     const int block = (int)blockIdx.x * WARPS + (int)threadIdx.x / 32,
-              k = 256 * block + 8 * (threadIdx.x % 32), i = (int)blockIdx.y;
-    float sum[8], norm[8];
+              k = 256 * block + 8 * (threadIdx.x % 32), i = (int)blockIdx.y, taps = min(a.taps, i + 1);
+    float sum[8], old[8], v[2][8], w[2][8], *const norm = norms + 8 * threadIdx.x; /* registers are few */
+    float *out = a.out + (int64_t)i * a.width;
     cuda_grid_early();
 #pragma unroll
-    for (int e = 0; e < 8; e++) sum[e] = norm[e] = 0.0f;
-    if (a.norm) load_columns(norm, a.norm, k, a.width, a.whole);
-    cuda_grid_wait();
-    if (a.norm) row_scales(a, i, scale, part);
-    for (int t = 0; t < a.taps && t <= i; t++) {
-        float v[8], w[8];
-        load_x<FROM>(v, a, o, i - t, k, a.norm ? scale[t] : 1.0f, norm);
-        load_taps<FROM>(w, a, o, i, t, k);
+    for (int e = 0; e < 8; e++) sum[e] = old[e] = 0.0f;
+    if (a.norm) {
+        load_columns(v[0], a.norm, k, a.width, a.whole);
 #pragma unroll
-        for (int e = 0; e < 8; e++) sum[e] = t ? __fmaf_rn(w[e], v[e], sum[e]) : __fmul_rn(w[e], v[e]);
+        for (int e = 0; e < 8; e++) norm[e] = v[0][e];
+    }
+#pragma unroll
+    for (int s = 0; s < 2; s++)
+        if (s < taps) load_columns(w[s], a.base + (int64_t)s * a.width, k, a.width, a.whole);
+    cuda_grid_wait();
+    if (a.add) load_columns(old, out, k, a.width, a.whole);
+    for (int t = 0; t < taps; t += 2) {
+#pragma unroll
+        for (int s = 0; s < 2; s++) {
+            if (t + s >= taps) continue;
+            if (t) load_columns(w[s], a.base + (int64_t)(t + s) * a.width, k, a.width, a.whole);
+            load_x<FROM>(v[s], a, o, i - t - s, k);
+            add_taps<FROM>(w[s], a, o, i, t + s, k);
+        }
+        if (t == 0 && a.norm) row_scales(a, i, scale, part);
+#pragma unroll
+        for (int s = 0; s < 2; s++) {
+            if (t + s >= taps) continue;
+            if (a.norm) scale_eight(v[s], scale[t + s], norm);
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                sum[e] = t + s ? __fmaf_rn(w[s][e], v[s][e], sum[e]) : __fmul_rn(w[s][e], v[s][e]);
+        }
     }
     if (FROM == FROM_SUMS_TAPS) /* the taps of the other side are read later */
         for (int64_t j = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; j < a.stride;
              j += (int64_t)gridDim.x * blockDim.x)
             a.dynamic[(int64_t)i * a.stride + j] = owed_tap(o, i, j);
-    float *out = a.out + (int64_t)i * a.width;
-    if (a.whole && k < a.width) {
-        if (a.add) {
-            float old[8];
-            load_eight(old, out, k, a.width);
+    if (a.add)
 #pragma unroll
-            for (int e = 0; e < 8; e++) sum[e] = __fadd_rn(old[e], sum[e]);
-        }
+        for (int e = 0; e < 8; e++) sum[e] = __fadd_rn(old[e], sum[e]);
+    if (a.whole && k < a.width) {
         *(float4 *)(out + k) = make_float4(sum[0], sum[1], sum[2], sum[3]);
         *(float4 *)(out + k + 4) = make_float4(sum[4], sum[5], sum[6], sum[7]);
     } else {
 #pragma unroll
         for (int e = 0; e < 8; e++)
-            if (k + e < a.width) out[k + e] = a.add ? __fadd_rn(out[k + e], sum[e]) : sum[e];
+            if (k + e < a.width) out[k + e] = sum[e];
     }
     if constexpr (ACT != PLAIN) {
         if (k < a.width)
@@ -184,7 +200,7 @@ int cuda_conv(struct kn_backend *kb, const struct kn_conv *a)
         (((uintptr_t)a->x | (uintptr_t)a->out | (uintptr_t)a->base | (uintptr_t)a->norm) & 15) == 0;
     if (mm_take(be, a->dynamic, a->n, a->stride, &o))
         from = FROM_SUMS_TAPS;
-    else if (whole && !a->norm && mm_is_owed(be, a->x, a->n, a->width) && !be->owed->add &&
+    else if (whole && !a->norm && !a->then && mm_is_owed(be, a->x, a->n, a->width) && !be->owed->add &&
              mm_take(be, a->x, a->n, a->width, &o))
         from = FROM_SUMS_X;
     const bool rounds = a->then && !a->add && whole && a->then->n_in == a->width && a->then->packed &&
@@ -193,9 +209,9 @@ int cuda_conv(struct kn_backend *kb, const struct kn_conv *a)
     const struct conv args = {a->x,   a->norm, a->base,  a->dynamic, a->out,  a->stride, a->offset,
                               a->eps, a->n,    a->width, a->group,   a->taps, a->add,    whole};
     const int want = rounds ? (int)act : PLAIN;
-    const conv_fn f = from == FROM_SUMS_TAPS ? kernel_of<FROM_SUMS_TAPS>(want)
-                      : from == FROM_SUMS_X  ? kernel_of<FROM_SUMS_X>(want)
-                                             : kernel_of<FROM_MEMORY>(want);
+    const conv_fn f = from == FROM_SUMS_X      ? conv_rows<PLAIN, FROM_SUMS_X>
+                      : from == FROM_SUMS_TAPS ? kernel_of<FROM_SUMS_TAPS>(want)
+                                               : kernel_of<FROM_MEMORY>(want);
     const dim3 grid((unsigned)((a->width + 256 * WARPS - 1) / (256 * WARPS)), (unsigned)a->n);
     rc = cuda_check(be, "conv", cuda_launch(be, f, grid, dim3(32 * WARPS), 0, args, o, p));
     if (rc == 0 && rounds) mm_prepared(be, a->out, nullptr, a->n, &p, act);

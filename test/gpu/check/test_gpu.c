@@ -583,6 +583,7 @@ int main(int argc, char **argv)
             check_rms_norm();
             check_rope_table();
             check_small();
+            check_cells();
             check_rope_store();
             check_attention();
             check_attention_extremes();
@@ -602,6 +603,7 @@ int main(int argc, char **argv)
         if (!ops && !cycles && !plans) check_pair(argv[1], argv[2]);
         if (!ops && !plans) check_cycles(argv[1], argv[2], generic);
         if (!ops) check_plans(argv[1], argv[2]);
+        if (!ops) check_pieces(argv[1], argv[2]);
         printf("test_gpu: %ld passed, %ld failed%s\n", passed, failed, generic ? " (generic kernels)" : "");
     }
     kn_backend_close(gpu);

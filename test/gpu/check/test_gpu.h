@@ -15,6 +15,9 @@ void check_attention_forms(void);
 void check_attention_extremes(void);
 void check_attend(void);
 
+/* test_gpu_cell.c: cell, spread, and a chain of picks. */
+void check_cells(void);
+
 /* test_gpu_draft.c: what only drafters do, and its times. */
 void check_conv(void);
 void check_conv_then(void);
@@ -40,5 +43,6 @@ void check_pair(const char *dir, const char *prompt);
 void check_cycles(const char *dir, const char *prompt, bool generic);
 /* Plans drawn at random, of either pair. */
 void check_plans(const char *dir, const char *prompt);
+void check_pieces(const char *dir, const char *prompt);
 
 #endif

@@ -183,12 +183,17 @@ static void test_refused(void **state)
          "d/config.json: key dflash_config.conv_kernel_size shows a DFlash2 drafter..."},
         {{{"markov_rank", "4"}}, "d/config.json: key markov_rank shows a DSpark drafter..."},
         {{{"architectures", "[\"Qwen3DSparkModel\"]"}},
-         "d/config.json: architecture Qwen3DSparkModel: DSpark drafters are not supported..."},
+         "d/config.json: key dflash_config.conv_kernel_size shows a DFlash2 drafter, which is not supported "
+         "(expected a plain Qwen3DSparkModel)"},
+        {{{"architectures", "[\"Gemma4DSparkModel\"]"}},
+         "d/config.json: architecture Gemma4DSparkModel: DSpark (Gemma 4's blocks) drafters are not "
+         "supported..."},
         {{{"architectures", "[\"Gemma4AssistantForCausalLM\"]"}},
          "d/config.json: architecture Gemma4AssistantForCausalLM: MTP assistant drafters are not "
          "supported..."},
         {{{"architectures", "[\"DominoDraftModel\"]"}},
-         "d/config.json: architecture DominoDraftModel: Domino drafters are not supported..."},
+         "d/config.json: key dflash_config.conv_kernel_size shows a DFlash2 drafter, which is not supported "
+         "(expected a plain DominoDraftModel)"},
     };
     struct spec s = dflash2_spec("");
     for (size_t i = 0; i < sizeof c / sizeof c[0]; i++) {

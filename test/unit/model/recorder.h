@@ -30,6 +30,7 @@ struct recorder_call {
         R_ACCEPT,
         R_RMS_NORM,
         R_NORM_ADD,
+        R_NORM_PAIR,
         R_GATE,
         R_ROUTE,
         R_EXPERTS_GATED,
@@ -39,6 +40,8 @@ struct recorder_call {
         R_FOLLOW,
         R_SETTLE,
         R_GATHER,
+        R_CELL,
+        R_SPREAD,
         R_CONV,
         R_TOP,
         R_EDGES,
@@ -60,6 +63,8 @@ struct recorder_call {
     struct kn_delta delta;
     struct kn_walk walk;
     struct kn_top top;
+    struct kn_norm_pair pair;
+    struct kn_cell cell;
 };
 struct recording {
     int n;
@@ -122,6 +127,7 @@ static int recorder_run(struct kn_backend *be, const struct recorder_call *c)
     case R_ACCEPT: return op->accept(be, &c->accept);
     case R_RMS_NORM: return op->rms_norm(be, c->out, c->a, c->b, n, c->i, c->f);
     case R_NORM_ADD: return op->norm_add(be, c->out, c->a, c->b, c->c, n, c->i, c->f, c->g);
+    case R_NORM_PAIR: return op->norm_pair(be, &c->pair);
     case R_GATE: return op->gate(be, c->out, c->a, n, c->i, c->j);
     case R_ROUTE: return op->route(be, &c->route);
     case R_EXPERTS_GATED:
@@ -134,6 +140,8 @@ static int recorder_run(struct kn_backend *be, const struct recorder_call *c)
     case R_FOLLOW: return op->follow(be, &c->follow);
     case R_SETTLE: return op->settle(be, c->a);
     case R_GATHER: return op->gather(be, c->out, c->a, c->b, n, c->i);
+    case R_CELL: return op->cell(be, &c->cell);
+    case R_SPREAD: return op->spread(be, c->out, c->i, c->a, c->j, c->b, n);
     case R_CONV: return op->conv(be, &c->conv);
     case R_TOP: return op->top(be, &c->top);
     case R_EDGES: return op->edges(be, &c->edges);
@@ -265,6 +273,10 @@ static int r_norm_add(struct kn_backend *be, float *out, const float *x, const f
                                                    .f = eps,
                                                    .g = scale});
 }
+static int r_norm_pair(struct kn_backend *be, const struct kn_norm_pair *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_NORM_PAIR, .pair = *a});
+}
 static int r_gate(struct kn_backend *be, float *x, const float *g, int32_t n, int64_t width, int64_t g_width)
 {
     return recorder_do(
@@ -323,6 +335,16 @@ static int r_gather(struct kn_backend *be, float *dst, const float *src, const i
 {
     return recorder_do(
         be, &(struct recorder_call){.op = R_GATHER, .out = dst, .a = src, .b = rows, .n = n, .i = width});
+}
+static int r_cell(struct kn_backend *be, const struct kn_cell *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_CELL, .cell = *a});
+}
+static int r_spread(struct kn_backend *be, float *out, int64_t n_out, const float *x, int64_t n_x,
+                    const int32_t *from, int32_t n)
+{
+    return recorder_do(be, &(struct recorder_call){
+                               .op = R_SPREAD, .out = out, .a = x, .b = from, .n = n, .i = n_out, .j = n_x});
 }
 static int r_conv(struct kn_backend *be, const struct kn_conv *a)
 {
@@ -430,6 +452,7 @@ static void recorder_on(struct kn_backend *be)
     recorder.op.free = r_free;
     recorder.op.rms_norm = r_rms_norm;
     recorder.op.norm_add = r_norm_add;
+    recorder.op.norm_pair = r_norm_pair;
     recorder.op.gate = r_gate;
     recorder.op.route = r_route;
     recorder.op.experts_gated = r_experts_gated;
@@ -439,6 +462,8 @@ static void recorder_on(struct kn_backend *be)
     recorder.op.follow = r_follow;
     recorder.op.settle = r_settle;
     recorder.op.gather = r_gather;
+    recorder.op.cell = r_cell;
+    recorder.op.spread = r_spread;
     recorder.op.conv = r_conv;
     recorder.op.top = r_top;
     recorder.op.edges = r_edges;
