@@ -154,7 +154,7 @@ struct hidden {
     float *normed, *host; /* device and host [rows, n_embd]: scratch */
 };
 
-/* The rows of one pass: n tokens at n consecutive positions, and what they read and leave. */
+/* The rows of one pass: n tokens at n consecutive positions, or of a tree, and what they read and leave. */
 struct pass {
     struct work *w;
     const struct kn_kv *kv;             /* [n_layer]; all zero for recurrent layers */
@@ -167,6 +167,9 @@ struct pass {
     int32_t first_pos;  /* the position of row 0, as the host knows it: for messages */
     const int32_t *ids; /* [n] device */
     const int32_t *pos; /* [n] device, ascending by one */
+    const struct kn_tree *tree; /* NULL, or the rows are a tree's (device); ids and pos are its own then, */
+    const struct kn_kv *tail;   /* [n_layer] their keys and values go here, row r to position r, */
+    const int32_t *rows;        /* [n] device: 0, 1, 2, ... */
     float *features;    /* [n, n_features] tap-major: left by a target, read by a drafter; NULL: not wanted */
     const struct desc *tapped;   /* the drafter whose taps a target leaves; NULL where features is */
     const int32_t *visible_from; /* drafters: NULL, or one int32 (device): context before it is not seen */

@@ -82,6 +82,7 @@ struct source {
     int32_t usual;       /* rows of a block unless somebody says other; 0: all of them */
     int32_t mask;        /* the id in the places of a block that are to be filled; 0 where none is read */
     struct source_needs needs;
+    bool tree; /* propose leaves candidates too, where options.tree asks for them (session_candidates) */
 };
 
 /* Values that a pass of the target leaves of a row, for x (may be NULL); 0: none. */

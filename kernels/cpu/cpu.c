@@ -202,6 +202,9 @@ static const struct kn_ops cpu_ops = {
     .offer = cpu_offer,
     .keep = cpu_keep,
     .accept = cpu_accept,
+    .follow = cpu_follow,
+    .settle = cpu_settle,
+    .gather = cpu_gather,
     .await = cpu_await,
 };
 

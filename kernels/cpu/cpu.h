@@ -102,6 +102,10 @@ int cpu_offer(struct kn_backend *, const struct kn_offering *);
 int cpu_keep(struct kn_backend *, float *dst, int32_t slots, const int32_t *pos, const float *x, int32_t n,
              int64_t width);
 int cpu_accept(struct kn_backend *, const struct kn_accept *);
+int cpu_follow(struct kn_backend *, const struct kn_follow *);
+int cpu_settle(struct kn_backend *, const struct kn_settle *);
+int cpu_gather(struct kn_backend *, float *dst, const float *src, const int32_t *rows, int32_t n,
+               int64_t width);
 int cpu_await(struct kn_backend *, const uint32_t *number, uint32_t want);
 
 /* mm.c */

@@ -266,6 +266,7 @@ static const struct kn_ops *table(bool direct, bool chains)
     t.read_speed = cuda_read_speed;
     t.product_speed = cuda_product_speed;
     cuda_cycle_table(&t, direct);
+    cuda_tree_table(&t);
     return &t;
 }
 

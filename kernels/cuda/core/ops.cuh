@@ -92,6 +92,10 @@ int cuda_mixture(struct kn_backend *, const struct kn_mixture *);
 bool cuda_mixture_shares(const struct kn_weight *experts, const struct kn_weight *shared);
 
 /* cycle.cu. Put its operations into the table; direct: without those that record. */
+/* core/tree.cu. Put its operations into the table. */
+void cuda_tree_table(struct kn_ops *t);
+/* Candidates to the host, where the offering has any; before the offer. */
+int cuda_offer_candidates(struct cuda_backend *, const struct kn_offering *);
 void cuda_cycle_table(struct kn_ops *t, bool direct);
 
 #endif
