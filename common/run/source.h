@@ -82,6 +82,7 @@ struct source {
     int32_t usual;       /* rows of a block unless somebody says other; 0: all of them */
     int32_t mask;        /* the id in the places of a block that are to be filled; 0 where none is read */
     struct source_needs needs;
+    bool tree; /* propose leaves candidates too, where options.tree asks for them (session_candidates) */
 };
 
 /* Values that a pass of the target leaves of a row, for x (may be NULL); 0: none. */
@@ -98,6 +99,8 @@ struct source source_dflash(struct model *drafter);
 struct kn_sampler source_sampler(const struct session *s);
 /* source_mtp.c: the block of the target's file that predicts further tokens. */
 struct source source_mtp(struct model *block);
+/* source_assistant.c: a Gemma 4 assistant. */
+struct source source_assistant(struct model *assistant);
 
 /* source_lookup.c: look-ups in the stream and in a text (lookup.h), for session_options.look. */
 struct source_lookup {

@@ -22,6 +22,9 @@ struct spec_options {
     int32_t n_stops;
     int32_t width;  /* verify rows a cycle at most, 1 .. block, with look-ups 1 .. their rows; 0:
                        the block, and their rows of theirs */
+    int32_t tree;   /* 0, or proposals of a tree that every cycle verifies in place of width rows: up to the
+                       session's options.tree */
+    bool tree_seed; /* it begins with the chain */
     bool look_only; /* where there are look-ups, the source proposes nothing */
     const struct planner *planner; /* NULL: every cycle drafts and verifies width rows, or those of a look-up
                                       as planner_looks chooses */
@@ -58,6 +61,7 @@ struct spec_stats {
     int64_t steps;                      /* target passes after the prefill */
     int64_t nan_cycles;                 /* cycles whose drafter gave NaN and that proposed nothing */
     int64_t accepted[SESSION_MAX_ROWS]; /* cycles by the number of proposals that equalled the picks */
+    int64_t tree_cycles, tree_rows;     /* cycles that verified a tree, and their rows */
     int64_t look_cycles,
         look_accepted; /* cycles that tried a look-up's chain, and its tokens that were right */
     int64_t full_cycles, full_accepted; /* cycles that n did not cut, and their accepted proposals */
