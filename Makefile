@@ -155,7 +155,7 @@ $(SCRIPTS): $(BIN)/%: cmd/dflash/%.sh
 	$(Q)install -m 755 $< $@
 
 # Where a position lies, and what a number of a cache is, these alone know (kernels/kernels.h, struct kn_kv).
-KV_DOOR   := kernels/kv.c kernels/kv_rows.h kernels/kv_rows.c kernels/cpu/kv.h kernels/cpu/kv.inc.h kernels/cuda/attention/kv.cuh
+KV_DOOR   := kernels/kv.c kernels/kv_rows.h kernels/kv_rows.c kernels/cpu/kv.h kernels/cpu/kv.inc.h kernels/cuda/attention/kv.cuh kernels/cuda/attention/kv_codes.cuh
 KV_ASKERS := $(filter-out $(KV_DOOR),$(wildcard $(foreach d,kernels/cpu/rows* kernels/cpu/attention* kernels/cuda/attention/* \
              kernels/cuda/chain/[a-hj-z]* common/run/*,$d)))
 # The rooms of common, floor by floor: a room includes its own headers and those of lower floors.
@@ -234,6 +234,7 @@ DENSE := $(BUILD)/pair
 HYBRID := $(BUILD)/pair-hybrid
 # Every matrix in one of these; as recipes of dflash-quantize they are mixes.
 LOW := iq4_nl iq4_xs q3_k q2_k
+RELATIVES := dflash2 dspark domino
 define pair_rules
 $(BUILD)/$1/target-%.gguf: data/$1/target/model.safetensors $(BIN)/dflash-convert
 	@mkdir -p $$(@D)
@@ -243,9 +244,9 @@ $(BUILD)/$1/drafter-%.gguf: data/$1/drafter/model.safetensors $(BIN)/dflash-conv
 	@mkdir -p $$(@D)
 	$$(SAY) GGUF $$@
 	$$(Q)$(BIN)/dflash-convert -q --force data/$1/drafter -o $$@ --type $$* --target data/$1/target
-$(BUILD)/$1/drafter-dflash2-%.gguf: $(BUILD)/$1/drafter-%.gguf $(BUILD)/test/make_dflash2
-	$$(SAY) GGUF $$@
-	$$(Q)$(BUILD)/test/make_dflash2 $$< $$@
+$(foreach k,$(RELATIVES),$(BUILD)/$1/drafter-$k-%.gguf): $(BUILD)/$1/drafter-%.gguf $(BUILD)/test/make_relative
+	$$(SAY) GGUF $(BUILD)/$1/drafter-*-$$*.gguf
+	$$(Q)for k in $(RELATIVES); do $(BUILD)/test/make_relative $$$$k $$< $(BUILD)/$1/drafter-$$$$k-$$*.gguf || exit 1; done
 $(foreach t,q4_0 q5_0 q4_k q5_k q6_k,$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-f32.gguf $(BIN)/dflash-quantize
 	$$(SAY) GGUF $$@
 	$$(Q)$(BIN)/dflash-quantize -q --force $$< -o $$@ --type $$*
@@ -268,7 +269,7 @@ $(MTP)/drafter-%.gguf: data/pair-hybrid/target/config.json $(BIN)/dflash-convert
 	$(Q)$(BIN)/dflash-convert -q --force $< -o $@ --random 1 --mtp only --type $*
 files_of = $(foreach t,f32 f16 bf16 q8_0 q4_k_m,$1/target-$t.gguf $1/drafter-$t.gguf) $(foreach t,q4_0 q5_0 q4_k q5_k q6_k,$1/target-$t.gguf)
 DIALECTS := $(DENSE)/dialects
-$(BUILD)/test/make_dflash2: test/make_dflash2.c $(LIB)
+$(BUILD)/test/make_relative: test/make_relative.c $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
@@ -281,7 +282,7 @@ $(DIALECTS)/made: $(BUILD)/test/make_dialects $(DENSE)/drafter-q4_k_m.gguf
 	$(SAY) GGUF $(@D)
 	$(Q)$< $(DENSE)/drafter-q4_k_m.gguf $(@D) && touch $@
 
-DFLASH2 := $(foreach t,bf16 q4_k_m,dflash2-$t)
+RELATIVE := $(foreach k,$(RELATIVES),$k-bf16 $k-q4_k_m)
 # The targets with heads of 128 that compute the same: tq3_0's groups do not fit into 64.
 $(BUILD)/test/make_wide $(BUILD)/test/kv_quality: $(BUILD)/test/%: test/%.c $(LIB)
 	@mkdir -p $(@D)
@@ -291,7 +292,7 @@ wide_of = $1/target-wide.gguf $1/target-outliers.gguf
 WIDE := $(foreach p,$(DENSE) $(HYBRID),$(call wide_of,$p))
 QUALITY_TEXT := data/prompts/manual-8-long.txt data/prompts/python-8-long.txt
 
-PAIR_FILES := $(WIDE) $(DIALECTS)/made $(call files_of,$(DENSE)) $(foreach p,$(DENSE) $(HYBRID),$(DFLASH2:%=$p/drafter-%.gguf)) $(foreach t,$(LOW),$(DENSE)/target-$t.gguf) $(foreach t,bf16 q8_0 q4_k_m,$(HYBRID)/target-$t.gguf $(HYBRID)/drafter-$t.gguf $(MTP)/target-$t.gguf $(MTP)/drafter-$t.gguf)
+PAIR_FILES := $(WIDE) $(DIALECTS)/made $(call files_of,$(DENSE)) $(foreach p,$(DENSE) $(HYBRID),$(RELATIVE:%=$p/drafter-%.gguf)) $(foreach t,$(LOW),$(DENSE)/target-$t.gguf) $(foreach t,bf16 q8_0 q4_k_m,$(HYBRID)/target-$t.gguf $(HYBRID)/drafter-$t.gguf $(MTP)/target-$t.gguf $(MTP)/drafter-$t.gguf)
 # The types of the hybrid pair that every run tests; test-exhaustive tests all.
 HYBRID_TYPES := bf16,q8_0,q4_k_m
 
@@ -423,6 +424,7 @@ GPU_SUITES = "gpu/mm=$(BUILD)/test/mm_gpu check" \
     "gpu/plans-hybrid=$(BUILD)/test/test_gpu --plans $(HYBRID) $(LOSSLESS_PROMPT)" \
     "gpu/stuck=$(BUILD)/test/mm_gpu stuck" "gpu/many=$(BUILD)/test/test_many" "gpu/limits=$(BUILD)/test/limits_gpu" \
     "gpu/memory=$(BUILD)/test/memory_gpu $(DENSE)/target-bf16.gguf $(DENSE)/drafter-bf16.gguf" \
+    "gpu/memory-dflash2=$(BUILD)/test/memory_gpu $(DENSE)/target-q4_k_m.gguf $(DENSE)/drafter-dflash2-q4_k_m.gguf" \
     "gpu/test_gpu-generic=$(BUILD)/test/test_gpu --generic $(DENSE) $(LOSSLESS_PROMPT)" \
     "gpu/families=$(BUILD)/test/families_gpu" "gpu/families-generic=$(BUILD)/test/families_gpu --generic" \
     "gpu/experts=$(BUILD)/test/experts_gpu" "gpu/experts-generic=$(BUILD)/test/experts_gpu --generic" \

@@ -312,8 +312,9 @@ struct kn_attention {
 };
 
 struct kn_rope_store {
-    float *q;       /* [n, n_head, head_dim] in place, or NULL (context rows have no query) */
-    float *k;       /* [n, n_head_kv, head_dim] in place: overwritten with the normed, rotated key */
+    float *q; /* [n, n_head, head_dim] in place, or NULL (context rows have no query) */
+    float *k; /* [n, n_head_kv, head_dim] in place: overwritten with the normed, rotated key; NULL: queries
+                 alone, and nothing is stored */
     const float *v; /* [n, n_head_kv, head_dim]; may be k (keys and values of one projection): the values are
                        then taken before k is normed and rotated */
     bool v_norm;    /* values are RMS normed a head, without a weight, before they are stored */
@@ -382,8 +383,11 @@ struct kn_conv {
     float *out; /* [n, width]; apart from x and dynamic */
     bool add;   /* out += */
     int32_t n, width, group, taps;
-    const struct kn_weight *then; /* NULL, or the first of the matrices that norm_linear or norm_gated will
-                                     multiply out with next, without a norm: a device may prepare for it */
+    /* NULL, or the first of the matrices that norm_linear or norm_gated will multiply out with next: with
+     * that norm and eps, or without where then_norm is NULL. A device may prepare for it; results do not
+     * depend on it. */
+    const struct kn_weight *then;
+    const float *then_norm;
 };
 #define KN_CONV_TAPS 16 /* at most */
 
@@ -468,6 +472,7 @@ struct kn_mixture {
  * row i reads row i - 1 of y, and row 0 the row of the position before it, which was kept (op->keep). */
 struct kn_norm_pair {
     float *out;                /* [n, 2 width]: rms_norm(x; x_weight), then rms_norm(y; y_weight) */
+    bool raw;                  /* x and y as they are; the weights are not looked at */
     const float *x, *x_weight; /* [n, width], [width] */
     const float *y, *y_weight; /* [n, width], or late [n - 1, width] (n 1: not looked at); [width] */
     const float *late; /* NULL: row i reads y[i]; else [slots, width]: of row 0, at (pos[0] - 1) % slots */
@@ -478,6 +483,16 @@ struct kn_norm_pair {
     int64_t width;
     float eps;
 };
+
+/* Logits of a vocabulary that is cut into clusters: those of ids outside the n_best clusters of the largest
+ * scores (ties: the lowest cluster) become the smallest of the others', minus 1. */
+struct kn_clusters {
+    float *logits;                          /* [n, n_vocab] */
+    const float *scores;                    /* [n, n_clusters] */
+    const int32_t *of_id;                   /* [n_vocab] an id's cluster */
+    int32_t n, n_vocab, n_clusters, n_best; /* n_clusters: KN_CLUSTERS at most */
+};
+#define KN_CLUSTERS 8192
 
 /* Recurrent state of one gated delta net layer. Committed state is never overwritten by rows that may still
  * be rejected: a call without commit leaves its rows' inputs in log, and the next call first replays the
@@ -704,6 +719,7 @@ struct kn_ops {
     int (*delta_linear)(struct kn_backend *, const struct kn_delta *, float *out, const struct kn_weight *w);
     /* logits in place: cap * tanh(x / cap) */
     int (*softcap)(struct kn_backend *, float *x, int64_t count, float cap);
+    int (*clusters)(struct kn_backend *, const struct kn_clusters *);
     int (*pick)(struct kn_backend *, const struct kn_pick *);
     int (*cell)(struct kn_backend *, const struct kn_cell *);
     /* Logits of a reduced vocabulary among those of the whole: out[n, n_out] = x[i, from[v]], or -Inf where

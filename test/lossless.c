@@ -18,8 +18,8 @@
  * is part of a stream's identity: passes of more than 64 rows may round otherwise, alike in both modes.
  * --types LIST: only these types of target, joined by commas; iq4_nl, iq4_xs, q3_k, q2_k and wide (heads of
  * 128, test/make_wide.c) are run only so. --kv: caches of every type with every other instead (for wide).
- * --untrained: the drafter's weights are random, and none of its proposals need be right: what is accepted
- * are look-ups' and rows of drawn plans.
+ * --untrained: the drafter's weights are random, it has no relatives, and none of its proposals need be
+ * right: what is accepted are look-ups' and rows of drawn plans.
  * --jobs N: N processes, each with the cases of its share of the references. --part I/N: only share I of
  * 0..N-1. Prints "ok   lossless/..." or "FAIL lossless/..." a group and what differed; exit 1 if any failed.
  */
@@ -64,7 +64,9 @@ static const int prompt_len[] = {1, 40, 255, 256, 257, 767, 768, 769, 511, 512, 
 #define TYPES 15 /* the last five only where --types names them */
 static const char *target_type[TYPES] = {"bf16", "f32",  "f16",    "q8_0",   "q4_k_m", "q4_0", "q5_0", "q4_k",
                                          "q5_k", "q6_k", "iq4_nl", "iq4_xs", "q3_k",   "q2_k", "wide"};
-static const char *const drafter_type[] = {"bf16", "q8_0", "q4_k_m", "dflash2-bf16", "dflash2-q4_k_m"};
+static const char *const drafter_type[] = {"bf16",          "q8_0",           "q4_k_m",
+                                           "dflash2-bf16",  "dflash2-q4_k_m", "dspark-bf16",
+                                           "dspark-q4_k_m", "domino-bf16",    "domino-q4_k_m"};
 static const int block_rows[] = {8, 2, 5};
 static const int width_rows[] = {8, 1, 3};
 static const struct kn_sampler sampling[] = {
@@ -105,7 +107,7 @@ static const int resume[] = {0, 1};
 static const int chunk_rows[] = {512, 64, 17};
 static const char *const isa_name[] = {"avx512", "avx2", "scalar"};
 static const int thread_count[] = {1, 2, 3};
-static int axis_size[AXES] = {8, 10, 5, 3, 3, 4, 2, 5, 2, 3, 3, 3};
+static int axis_size[AXES] = {8, 10, 9, 3, 3, 4, 2, 5, 2, 3, 3, 3};
 
 #define N_NEW 40
 struct run {
@@ -812,6 +814,7 @@ static void take_caches(void)
                  i >= 49 ? " and by layers" : "");
     }
     axis_size[CACHE] = n;
+    axis_size[DRAFTER] = 5; /* caches of the kinds behind them are alike */
 }
 
 #ifdef LOSSLESS_CUDA
@@ -842,7 +845,7 @@ int main(int argc, char **argv)
         if (!strcmp(argv[i], "--all"))
             all = true;
         else if (!strcmp(argv[i], "--untrained"))
-            untrained = true;
+            untrained = true, axis_size[DRAFTER] = 3;
         else if (!strcmp(argv[i], "--kv"))
             take_caches();
         else if (!strcmp(argv[i], "--device") && i + 1 < argc)

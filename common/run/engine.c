@@ -110,9 +110,12 @@ static int check_source(const struct model *target, const struct source *x, stru
     if (x->rows < 2 || x->rows > SESSION_MAX_ROWS || !x->op->propose == !x->op->look)
         return err_set(e, ERR_USAGE, "source %s: %d rows, or not one way to propose (expected 2 to %d)",
                        x->op->name, x->rows, SESSION_MAX_ROWS);
-    if (n->caches || (n->hidden && n->tapped))
-        return err_set(e, ERR_USAGE, "source %s: wants the target's %s, which no pass leaves for it",
-                       x->op->name, n->caches ? "caches" : "last hidden state beside its taps");
+    if (n->hidden && n->tapped)
+        return err_set(
+            e, ERR_USAGE,
+            "source %s: wants the target's last hidden state beside its taps, which no pass leaves "
+            "for it",
+            x->op->name);
     return x->model ? desc_pair(target->d, x->model->d, e) : 0;
 }
 

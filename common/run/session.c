@@ -173,7 +173,11 @@ int session_open(struct session **out, struct engine *g, struct err *e)
 
 struct source source_drafter(struct model *drafter)
 {
-    return drafter->d->arch == DESC_QWEN35_MTP ? source_mtp(drafter) : source_dflash(drafter);
+    switch (drafter->d->arch) {
+    case DESC_QWEN35_MTP: return source_mtp(drafter);
+    case DESC_GEMMA4_ASSISTANT: return source_assistant(drafter);
+    default: return source_dflash(drafter);
+    }
 }
 
 int session_new(struct session **out, struct model *target, struct model *drafter,

@@ -99,6 +99,8 @@ struct source source_dflash(struct model *drafter);
 struct kn_sampler source_sampler(const struct session *s);
 /* source_mtp.c: the block of the target's file that predicts further tokens. */
 struct source source_mtp(struct model *block);
+/* source_assistant.c: a Gemma 4 assistant. */
+struct source source_assistant(struct model *assistant);
 
 /* source_lookup.c: look-ups in the stream and in a text (lookup.h), for session_options.look. */
 struct source_lookup {

@@ -180,6 +180,7 @@ static const struct kn_ops cpu_ops = {
     .tap = cpu_tap,
     .norm_add = cpu_norm_add,
     .norm_pair = cpu_norm_pair,
+    .clusters = cpu_clusters,
     .gate = cpu_gate,
     .route = cpu_route,
     .experts_gated = cpu_experts_gated,

@@ -67,6 +67,7 @@ int cpu_rms_norm(struct kn_backend *, float *out, const float *x, const float *w
 int cpu_norm_add(struct kn_backend *, float *out, const float *x, const float *y, const float *weight,
                  int32_t n, int64_t width, float eps, float scale);
 int cpu_norm_pair(struct kn_backend *, const struct kn_norm_pair *);
+int cpu_clusters(struct kn_backend *, const struct kn_clusters *);
 int cpu_gate(struct kn_backend *, float *x, const float *g, int32_t n, int64_t width, int64_t g_width);
 int cpu_rope_store(struct kn_backend *, const struct kn_rope_store *);
 int cpu_tap(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,

@@ -98,6 +98,16 @@ rows() { # NAME CHUNK...: logits of passes of 64 rows, and of others
         verdict $? "$name of $n"
     done
 }
+dflash2() { # NAME TYPE: a DFlash2 drafter of the sizes in d.json, in the place of d.gguf
+    sed 's/DFlashDraftModel/DFlash2DraftModel/
+        s/"dflash_config": {/&"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 40, "selector_top_k": 2, "output_multiplier": 1.5, /' d.json >d2.json
+    rm -f d.gguf state
+    dflash-convert -q d2.json --random 6 --type "$2" -o d.gguf
+    verdict $? "$1/$2/dflash2, convert" || return
+    run plain.i32 t.gguf && drafted "$1/$2/dflash2, drafted, width 6" --width 6
+    run plain.i32 t.gguf --temp 3 --top-k 3 --seed 5 --chunk 7 && drafted "$1/$2/dflash2, drafted, sampled, block 3, chunk 7" --temp 3 --top-k 3 --seed 5 --block 3 --width 3 --chunk 7
+    saved "$1/$2/dflash2, state"
+}
 
 caches() { # NAME: quantised caches, keys of each type and values of each, over the last prompt
     local kv
@@ -127,6 +137,8 @@ odd() { # NAME TYPE
     done
     saved "$name/$type/state"
     rows "$name/$type/rows" 1
+    [ "$type" = f32 ] || [ "$type" = q4_k_m ] || return
+    dflash2 "$name" "$type"
 }
 
 real() { # NAME TYPE
@@ -151,6 +163,8 @@ real() { # NAME TYPE
     [ "$type" != q4_k_m ] || caches "$name/$type"
     [ "$accepted" -ge 20 ]
     verdict $? "$name/$type/proposals are accepted" "$accepted"
+    prompt_file=p.i32
+    dflash2 "$name" "$type"
 }
 
 cell() { # KIND NAME TYPE: in a folder of its own

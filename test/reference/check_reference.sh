@@ -25,7 +25,7 @@ check() { # NAME COMMAND...: one line of verdict; the command's output only wher
     fi
 }
 families="llama qwen3moe qwen35 qwen35moe gemma4 gemma4moe" # beside qwen3; each is one archive
-for a in qwen3 dflash dflash_swa dflash2 jetspec dspark domino qwen35_mtp qwen35moe_mtp $families; do
+for a in qwen3 dflash dflash_swa dflash2 jetspec dspark domino qwen35_mtp qwen35moe_mtp gemma4_assistant $families; do
     [ -d "$work/$a" ] || tar -xJf "$here/$a.txz" -C "$work"
 done
 [ -d "$work/hidden" ] || { mkdir "$work/hidden" && tar -xJf "$here/hidden.txz" -C "$work/hidden"; }
@@ -66,6 +66,19 @@ mtp() { # FAMILY WHICH DRAFTER: proposals and logits of prompt WHICH, 0 to 3; it
 }
 # the row of the first token, which other engines put in front, must show: 0.5 to 1.4 behind 9 tokens
 mtp_row() { slice "$1_mtp/mtp_logits_row0.f32" 0 1536 >want.f32 && ! "$oracle" floats rows.f32 want.f32 1e-1; }
+# Gemma 4's assistant, with its own head and with clusters, under the target's rule of the window. Tolerances as the oracle's: scores
+# carry no 1/sqrt(D), and the rounding of rope's angles to float32 in the reference moves logits the more, the longer the prompt.
+assistant() { # FOLDER WHICH TOLERANCE
+    local n
+    n=$(slice "$1/assistant_tokens_strict.i32" $((5 * $2)) 1 | od -An -td4)
+    slice gemma4/prompt.i32 0 "$n" >p.i32
+    rm -f got.trace got.f32
+    dflash-generate -q -m m.gguf -d a.gguf --kv f32 --chunk 64 -n 8 --width 4 --ignore-eos --draft-trace got.trace --draft-logits got.f32 <p.i32 >got.i32 &&
+        cmp <(slice got.trace 0 3) <(slice "$1/assistant_tokens_strict.i32" $((5 * $2 + 2)) 3) &&
+        slice got.f32 512 1536 >rows.f32 && slice "$1/assistant_logits_strict.f32" $((1536 * $2)) 1536 >want.f32 && "$oracle" floats rows.f32 want.f32 "$3"
+}
+# transformers' window, two keys longer, must show
+assistant_window() { slice "$1/assistant_logits.f32" 4608 1536 >want.f32 && ! "$oracle" floats rows.f32 want.f32 1e-1; }
 mtp_all() {
     local f i d
     for f in qwen35 qwen35moe; do
@@ -74,6 +87,13 @@ mtp_all() {
             for d in target a.gguf; do check "$f MTP drafts, prompt $i, -d $d" mtp "$f" "$i" "$d"; done
         done
         check "$f MTP: a row of the first token would show" mtp_row "$f"
+    done
+    check "gemma4 converts" convert gemma4 m.gguf --type f32
+    for f in gemma4_assistant gemma4_assistant/centroid; do
+        check "$f converts" convert "$f" a.gguf --type f32
+        for i in 0 1; do check "$f drafts, prompt $i" assistant "$f" "$i" 2e-4; done
+        for i in 2 3; do check "$f drafts, prompt $i" assistant "$f" "$i" 1e-3; done
+        check "$f: another window would show" assistant_window "$f"
     done
 }
 
@@ -143,6 +163,18 @@ drafters() {
     check "jetspec, bidirectional: another drafter" bidirectional_differs
 }
 
+d2_proposals() { # prompts of the first n ids, pairs of n and anchor in anchors.i32; 7 proposals each
+    local i n
+    for i in 0 1 2 3 4 5; do
+        n=$(od -An -td4 -j $((8 * i)) -N 4 dflash2/anchors.i32)
+        head -c $((4 * n)) qwen3/prompt.i32 | dflash-generate -q -m t.gguf -d d2.gguf --kv f32 --chunk 64 -n 2 --ignore-eos --width 8 --draft-trace got.trace >got.i32 || return 1
+        [ "$(od -An -td4 -N 4 got.i32)" = "$(od -An -td4 -j $((8 * i + 4)) -N 4 dflash2/anchors.i32)" ] || { echo "anchor $i differs"; return 1; }
+        cmp <(head -c 28 got.trace) <(tail -c +$((28 * i + 1)) dflash2/proposals.i32 | head -c 28) || return 1
+        rm got.trace
+    done
+    echo "6 blocks of 7 proposals equal"
+}
+
 # A device: passes of up to 64 rows are as near as the CPU's. Longer ones round the factors of a product to 11 bits, so a value is off by
 # 2^-11 of it at most. A block has six products one after another (q and k, scores, values, out, up, down): 6 * 2^-11 = 2.9e-3 of the
 # norm of what it leaves, and the errors of blocks add at worst. (One value may be further off; q8_0 in one block is 5e-2.) Not for
@@ -155,6 +187,11 @@ if [ "$device" != cpu ]; then
         check "$f logits, passes of 64 rows" family_logits "$f" 64
         check "$f greedy ids" family_ids "$f" 64
     done
+    # a DFlash2 drafter, whose operations are its own
+    convert qwen3 t.gguf --type f32 && check "dflash2 converts" convert dflash2 d2.gguf --type f32 --target qwen3
+    check "dflash2 proposals" d2_proposals
+    d2_draft() { dflash-generate -q -m t.gguf -d d2.gguf --kv f32 --chunk 64 -n 4 --ignore-eos --draft-logits got.f32 <qwen3/prompt.i32 >got.i32 && "$oracle" floats got.f32 dflash2/draft_logits.f32 1e-4; }
+    check "dflash2 draft logits" d2_draft
     mtp_all
     convert qwen3 t.gguf --type f32 && drafters
     exit $failed
@@ -197,17 +234,6 @@ ids=dflash2/spec.i32
 check "dflash2 loop ids" same_ids -d d2.gguf
 check "dflash2 draft logits" draft d2.gguf dflash2/draft_logits.f32
 check "dflash2 draft logits, oracle" bash -c "'$oracle' draft qwen3 dflash2 <qwen3/prompt.i32 >o.f32 && '$oracle' floats o.f32 dflash2/draft_logits.f32 1e-4"
-d2_proposals() { # prompts of the first n ids, pairs of n and anchor in anchors.i32; 7 proposals each
-    local i n
-    for i in 0 1 2 3 4 5; do
-        n=$(od -An -td4 -j $((8 * i)) -N 4 dflash2/anchors.i32)
-        head -c $((4 * n)) qwen3/prompt.i32 | dflash-generate -q -m t.gguf -d d2.gguf --kv f32 -n 2 --ignore-eos --width 8 --draft-trace got.trace >got.i32 || return 1
-        [ "$(od -An -td4 -N 4 got.i32)" = "$(od -An -td4 -j $((8 * i + 4)) -N 4 dflash2/anchors.i32)" ] || { echo "anchor $i differs"; return 1; }
-        cmp <(head -c 28 got.trace) <(tail -c +$((28 * i + 1)) dflash2/proposals.i32 | head -c 28) || return 1
-        rm got.trace
-    done
-    echo "6 blocks of 7 proposals equal"
-}
 check "dflash2 proposals" d2_proposals
 check "dflash2 trace, oracle" bash -c "'$oracle' trace qwen3 dflash2 48 p=qwen3/prompt.i32 >d2.json"
 d2_trace() { dflash-generate -q -d d2.gguf --kv f32 --ignore-eos -n 48 --width 8 --draft-trace got.trace --force "$@" >got.i32 && "$oracle" check d2.json p got.i32 got.trace 0.001; }

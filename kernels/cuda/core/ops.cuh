@@ -38,6 +38,7 @@ int cuda_norm_join(struct kn_backend *, float *out, const float *x, const float 
                    const float *z, const float *z_weight, const float *weight, int32_t n, int64_t width,
                    float eps, float scale);
 int cuda_norm_pair(struct kn_backend *, const struct kn_norm_pair *);
+int cuda_clusters(struct kn_backend *, const struct kn_clusters *);
 int cuda_gate(struct kn_backend *, float *x, const float *g, int32_t n, int64_t width, int64_t g_width);
 int cuda_tap(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
              int64_t width);

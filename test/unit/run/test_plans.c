@@ -331,9 +331,6 @@ static void test_refused(void **state)
     expect_error(engine_open(&g, t, &k.source, &o, &e), &e, ERR_USAGE,
                  "wants the target's last hidden state");
     e = (struct err){0};
-    k.source.needs = (struct source_needs){.caches = true};
-    expect_error(engine_open(&g, t, &k.source, &o, &e), &e, ERR_USAGE, "wants the target's caches");
-    e = (struct err){0};
     k.source = (struct source){.op = &script_ops, .rows = SESSION_MAX_ROWS + 1};
     expect_error(engine_open(&g, t, &k.source, &o, &e), &e, ERR_USAGE, "65 rows");
     model_free(d);
