@@ -73,6 +73,18 @@ static int mark_range(const struct desc *t, const char *item, bool *in, struct e
     return 0;
 }
 
+/* The layers whose keys and values the drafter reads. */
+static int mark_donors(const struct desc *t, const struct desc *d, const char *item, bool *in, struct err *e)
+{
+    if (!d || d->arch != DESC_GEMMA4_ASSISTANT)
+        return bad_item(item, "no drafter reads the target's keys and values", e);
+    for (int i = 0; i < d->n_layer; i++) {
+        const int32_t donor = desc_donor(t, &d->layer[i]);
+        if (donor >= 0) in[donor] = true;
+    }
+    return 0;
+}
+
 static int mark(const struct desc *t, const struct desc *d, const char *item, bool *in, struct err *e)
 {
     const bool first = !strncmp(item, "first ", 6), last = !strncmp(item, "last ", 5);
@@ -86,7 +98,7 @@ static int mark(const struct desc *t, const struct desc *d, const char *item, bo
         for (int i = 0; i < t->n_layer; i++) in[i] |= t->layer[i].window > 0;
         return 0;
     }
-    if (!strcmp(item, "donors")) return bad_item(item, "no drafter reads the target's keys and values", e);
+    if (!strcmp(item, "donors")) return mark_donors(t, d, item, in, e);
     if (strcmp(item, "taps")) return mark_range(t, item, in, e);
     if (!d) return bad_item(item, "there is no drafter (-d DRAFTER)", e);
     for (int i = 0; i < d->n_taps; i++)
@@ -138,7 +150,7 @@ static struct kn_kv_types of_drafter(struct kn_kv_types all)
 static int check_heads(const struct desc *d, const char *role, const struct kn_kv_types *of, struct err *e)
 {
     char why[160];
-    for (int i = 0; d && i < d->n_layer; i++) {
+    for (int i = 0; d && i < (desc_drafts(d) ? desc_draft_caches(d) : d->n_layer); i++) {
         const struct desc_layer *y = &d->layer[i];
         const struct kn_kv kv = {
             .type = of[i], .cap = KN_KV_SPLIT, .n_head_kv = y->n_head_kv, .head_dim = y->head_dim};

@@ -34,3 +34,14 @@ warns() { dflash-prefill -q -m g.gguf -o g.state --force "$@" <ids 2>&1 | sed 's
 warns --kv q8_0 --kv-layers sliding=q8_0,q4_0
 dflash-inspect g.state | grep cache
 warns --kv tq3_0,f16
+# Donors: the target's layers that an assistant reads, the last of each kind.
+tar xJf "$SRC/test/reference/gemma4.txz" && tar xJf "$SRC/test/reference/gemma4_assistant.txz"
+dflash-convert -q gemma4 -o t.gguf && dflash-convert -q gemma4_assistant -o a.gguf
+printf '\1\0\0\0\2\0\0\0\3\0\0\0' >ids
+over() { # flags with the assistant; the same without one
+    dflash-generate -q -m t.gguf -d a.gguf -n 30 --ignore-eos "$1" --stats s --force <ids >a 2>/dev/null
+    dflash-generate -q -m t.gguf -n 30 --ignore-eos "$2" <ids 2>/dev/null | cmp - a && echo "an assistant over $1: the same"
+}
+over --kv-layers=donors=q8_0 --kv-layers=1-2=q8_0
+grep -o '"kv_layers":[^]]*.' s
+over --kv=q5_0,q8_0 --kv=q5_0,q8_0

@@ -26,7 +26,7 @@
 
 #include "codes.h"
 
-#define CODES_PATH 64 /* KN_CYCLE_ROWS */
+#define CODES_PATH KN_CYCLE_ROWS
 
 /* What attn_codes and codes_merge take. A tree's rows (kernels.h, struct kn_tree): first the nodes before the
  * anchor's, as of a chain (shared); then, a block a row, what lies behind, by the row's path (PATHS). Windows

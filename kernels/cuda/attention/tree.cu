@@ -9,7 +9,8 @@
  *
  * Products, weights and sums are those of attn_step with several tiles, so a row has the bits of a chain's.
  * Bound: the ring's keys once a tile through the L2 cache, and 128 keys a row. attn_tree_any is for types and
- * heads that have no other form; it is attn_any by paths. */
+ * heads that have no other form; it is attn_any by paths. Quantised caches: codes.cuh. */
+#include "codes_launch.cuh"
 #include "few.cuh"
 
 template <int D> struct tree_block {
@@ -322,21 +323,26 @@ DEV float tree_weight(float x, float top)
     return dev_exp(__fsub_rn(x, top == -INFINITY ? 0.0f : top));
 }
 
+struct any_tree {
+    struct tree_rows r;
+    struct kv_side k, v, tail_k, tail_v;
+};
 template <class K, class V>
-static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_tree_any(const struct tree_rows r)
+static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_tree_any(const __grid_constant__ struct any_tree u)
 {
+    const struct tree_rows &r = u.r;
+    const auto meet = [] { __syncthreads(); };
     __shared__ float q[512], w[KN_KV_SPLIT], tree[KN_KV_SPLIT / 32];
     cuda_grid_start();
     const struct attn &a = r.a;
     const int t = threadIdx.x, head = blockIdx.x, row = blockIdx.y, kv_head = head / a.n_rep;
-    const int64_t at = ((int64_t)row * a.n_head + head) * a.d, stride = (int64_t)a.n_kv * a.d;
+    const int64_t at = ((int64_t)row * a.n_head + head) * a.d;
     for (int i = t; i < a.d; i += KN_KV_SPLIT) q[i] = a.q[at + i];
+    kv_turn_shared(q, a.d, u.k.type, false, false, t, KN_KV_SPLIT, meet);
     const int base = r.tree->pos[0], pos = r.tree->pos[row], lo = a.window ? max(pos - a.window + 1, 0) : 0,
               hi = pos + 1;
-    /* Of position p: where its row of the kv head begins. */
-    const auto first_of = [&](int p) {
-        const int slot = p < base ? KV_SLOT(a.where, p) : r.tree->path[row][p - base];
-        return (int64_t)slot * stride + kv_head * a.d;
+    const auto slot_of = [&](int p) {
+        return p < base ? KV_SLOT(a.where, p) : (int)r.tree->path[row][p - base];
     };
     float top = -INFINITY, sum = 0.0f, acc[2] = {0.0f, 0.0f};
     for (int s = lo / KN_KV_SPLIT; s <= (hi - 1) / KN_KV_SPLIT; s++) {
@@ -345,10 +351,11 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_tree_any(const struct
         float x = -INFINITY, here;
         __syncthreads();
         if (p >= lo && p < hi) {
-            const int64_t key = first_of(p);
+            const int64_t slot = slot_of(p);
             x = 0.0f;
             for (int i = 0; i < a.d; i++)
-                x = __fmaf_rn(q[i], kv_get<K>(p < base ? a.k : r.tail_k, key + i), x);
+                x = __fmaf_rn(q[i],
+                              kv_number<K>::get(p < base ? u.k : u.tail_k, a.n_kv, a.d, slot, kv_head, i), x);
             x = __fmul_rn(x, a.scale);
         }
         here = x;
@@ -373,22 +380,30 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_tree_any(const struct
             acc[i] = __fmul_rn(acc[i], f);
             for (int j = from; j < to; j++) {
                 const int key = s * KN_KV_SPLIT + j;
-                acc[i] = __fmaf_rn(w[j], kv_get<V>(key < base ? a.v : r.tail_v, first_of(key) + d), acc[i]);
+                acc[i] = __fmaf_rn(
+                    w[j],
+                    kv_number<V>::get(key < base ? u.v : u.tail_v, a.n_kv, a.d, slot_of(key), kv_head, d),
+                    acc[i]);
             }
         }
     }
+    __syncthreads();
     for (int i = 0; i < 2; i++)
-        if (t + i * KN_KV_SPLIT < a.d)
-            a.out[at + t + i * KN_KV_SPLIT] = sum == 0.0f ? 0.0f : __fdiv_rn(acc[i], sum);
+        if (t + i * KN_KV_SPLIT < a.d) q[t + i * KN_KV_SPLIT] = sum == 0.0f ? 0.0f : __fdiv_rn(acc[i], sum);
+    kv_turn_shared(q, a.d, u.v.type, true, true, t, KN_KV_SPLIT, meet);
+    for (int i = t; i < a.d; i += KN_KV_SPLIT) a.out[at + i] = q[i];
 }
 
 static int launch_any_tree(struct cuda_backend *be, const struct kn_attention *a, const struct tree_rows &r)
 {
-    const tree_fn f = kv_of_types(
-        a->kv->type, [](auto k, auto v) -> tree_fn { return attn_tree_any<decltype(k), decltype(v)>; });
+    typedef void (*any_fn)(const struct any_tree);
+    const any_fn f = kv_of_all_types(
+        a->kv->type, [](auto k, auto v) -> any_fn { return attn_tree_any<decltype(k), decltype(v)>; });
+    const struct any_tree u = {r, kv_side_of(a->kv, false), kv_side_of(a->kv, true),
+                               kv_side_of(a->tail, false), kv_side_of(a->tail, true)};
     return cuda_check(
         be, "attention",
-        cuda_launch(be, f, dim3((unsigned)r.a.n_head, (unsigned)r.a.n), dim3(KN_KV_SPLIT), 0, r));
+        cuda_launch(be, f, dim3((unsigned)r.a.n_head, (unsigned)r.a.n), dim3(KN_KV_SPLIT), 0, u));
 }
 
 int attn_tree(struct cuda_backend *be, const struct kn_attention *a, const struct attn *p)
@@ -398,11 +413,17 @@ int attn_tree(struct cuda_backend *be, const struct kn_attention *a, const struc
         tail->n_head_kv != a->kv->n_head_kv || tail->type.k != a->kv->type.k || tail->type.v != a->kv->type.v)
         return cuda_fail(be, KN_EINVAL,
                          "attention: %d rows of a tree, not causal or without a tail like the cache", a->n);
+    if (kn_kv_coded(tail->type.k) || kn_kv_coded(tail->type.v))
+        return cuda_fail(be, KN_EINVAL,
+                         "attention: a tree over quantised keys or values (expected f16, bf16 or f32)");
     struct tree_rows r = {};
     r.a = *p;
     r.tree = a->tree, r.tail_k = tail->k, r.tail_v = tail->v;
     r.row_tiles = attn_tiles(1, p->n_rep);
     cuda_count(be, CUDA_ATTN_TREE);
+    const struct cuda_device dev = cuda_device_of(be);
+    if (attn_form_takes(ATTN_CODES, &dev, p->d, a->n, a->kv->type.k, a->kv->type.v))
+        return attn_codes_tree(be, a->kv, p, tail, a->tree->pos, a->tree->path[0]);
     const bool bf16 = kv_bf16(p->type);
     const struct tree_form f = p->d == 64    ? form_of<64>(bf16)
                                : p->d == 128 ? form_of<128>(bf16)

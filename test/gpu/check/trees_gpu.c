@@ -62,20 +62,31 @@ static const struct attention_case {
     {9, 2, 8, 32, 8, 128, 512, 250, 0, KN_F16, KN_BF16},
     {20, 2, 8, 4, 2, 128, 768, 760, 0, KN_F32, KN_F32},
     {20, 2, 8, 4, 2, 64, 512, 700, 200, KN_F32, KN_F16},
+    {16, 2, 8, 32, 8, 128, 2048, 511, 0, KN_Q8_0, KN_Q8_0},
+    {16, 2, 8, 32, 8, 128, 2048, 250, 0, KN_Q5_0, KN_TQ3_0},
+    {64, 1, 8, 32, 8, 128, 6144, 4090, 0, KN_Q4_0, KN_Q4_0},
+    {64, 2, 64, 24, 8, 128, 2048, 1023, 0, KN_TQ3_0, KN_TQ3_0},
+    {16, 2, 8, 32, 8, 128, 9216, 9000, 0, KN_Q4_0, KN_F16},
+    {31, 2, 8, 24, 4, 256, 1024, 700, 0, KN_Q4_0, KN_Q8_0},
+    {16, 2, 16, 16, 8, 256, 1536, 2900, 1024, KN_TQ3_0, KN_Q5_0},
+    {16, 2, 16, 32, 4, 512, 1024, 777, 0, KN_Q8_0, KN_Q4_0},
+    {33, 1, 8, 20, 1, 64, 512, 400, 100, KN_F16, KN_Q8_0},
+    {9, 2, 8, 6, 2, 96, 512, 300, 0, KN_Q4_0, KN_Q5_0},
+    {9, 2, 8, 32, 8, 128, 512, 250, 0, KN_Q4_0, KN_BF16},
 };
 
-static void *random_cache(uint32_t type, size_t count)
+/* Rows of a cache like kv. */
+static void *random_cache(const struct kn_kv *kv, bool values, size_t rows)
 {
-    const size_t size = type == KN_F32 ? 4 : 2;
-    unsigned char *p = malloc(count * size);
-    for (size_t i = 0; i < count; i++) {
-        const float x = gaussian(1.0f);
-        const uint16_t h = type == KN_F16 ? kn_f32_to_f16(x) : kn_f32_to_bf16(x);
-        if (size == 4)
-            memcpy(p + 4 * i, &x, 4);
-        else
-            memcpy(p + 2 * i, &h, 2);
+    const size_t row = kn_kv_row_bytes(kv, values ? kv->type.v : kv->type.k);
+    const int n = kv->n_head_kv * kv->head_dim;
+    unsigned char *p = calloc(rows, row);
+    float *x = malloc((size_t)n * 4);
+    for (size_t r = 0; r < rows; r++) {
+        for (int i = 0; i < n; i++) x[i] = gaussian(1.0f);
+        kn_kv_put(kv, values, x, p + r * row);
     }
+    free(x);
     return p;
 }
 
@@ -83,14 +94,13 @@ static void check_attention_case(const struct attention_case *c, bool bound)
 {
     const struct kn_ops *op = kn_op(gpu);
     struct kn_tree t;
-    const size_t per = (size_t)c->n_kv * (size_t)c->d, row = (size_t)c->n_head * (size_t)c->d;
+    const size_t row = (size_t)c->n_head * (size_t)c->d;
     struct kn_kv kv = {.type = {c->k, c->v}, .cap = c->cap, .n_head_kv = c->n_kv, .head_dim = c->d};
     struct kn_kv tail = kn_kv_like(&kv, KN_CYCLE_ROWS);
     const size_t bk = kn_kv_row_bytes(&kv, c->k), bv = kn_kv_row_bytes(&kv, c->v);
-    unsigned char *hk = random_cache(c->k, per * (size_t)c->cap),
-                  *hv = random_cache(c->v, per * (size_t)c->cap),
-                  *tk = random_cache(c->k, per * KN_CYCLE_ROWS),
-                  *tv = random_cache(c->v, per * KN_CYCLE_ROWS);
+    unsigned char *hk = random_cache(&kv, false, (size_t)c->cap),
+                  *hv = random_cache(&kv, true, (size_t)c->cap),
+                  *tk = random_cache(&kv, false, KN_CYCLE_ROWS), *tv = random_cache(&kv, true, KN_CYCLE_ROWS);
     float *q = gaussians(row * (size_t)c->n, 1.0f);
     make_tree(&t, c->n, c->deep, c->most, c->base, 9);
     must(gpu, "reserve", op->reserve(gpu, c->n, 64, 0, c->n_head, c->d));
@@ -136,9 +146,8 @@ static void check_attention_case(const struct attention_case *c, bool bound)
     kn_bound(gpu, 0);
     verdict(!other,
             "tree attention, %d rows at %d, %d/%d heads of %d, window %d, %s and %s%s: %d rows differ%s%d",
-            c->n, c->base, c->n_head, c->n_kv, c->d, c->window, kn_type_info(c->k)->name,
-            kn_type_info(c->v)->name, bound ? ", a bound" : "", other, other ? ", first " : " of ",
-            other ? first : c->n);
+            c->n, c->base, c->n_head, c->n_kv, c->d, c->window, kn_kv_name(c->k), kn_kv_name(c->v),
+            bound ? ", a bound" : "", other, other ? ", first " : " of ", other ? first : c->n);
     drop(gpu, dq), drop(gpu, out), drop(gpu, dt);
     drop(gpu, kv.k), drop(gpu, kv.v), drop(gpu, tail.k), drop(gpu, tail.v);
     free(hk), free(hv), free(tk), free(tv), free(q), free(got);
@@ -307,10 +316,8 @@ static void check_stays(int32_t n, int32_t deep, int32_t most, uint32_t type, bo
     for (int32_t r = row; r; r = t.parent[r])
         picks[t.parent[r]] = t.ids[r]; /* the way to row, and no further */
     const int32_t want = t.pos[row] - base + 1;
-    unsigned char *hk = random_cache(kv.type.k, CAP * HEADS * D),
-                  *hv = random_cache(kv.type.v, CAP * HEADS * D),
-                  *tk = random_cache(kv.type.k, KN_CYCLE_ROWS * HEADS * D),
-                  *tv = random_cache(kv.type.v, KN_CYCLE_ROWS * HEADS * D);
+    unsigned char *hk = random_cache(&kv, false, CAP), *hv = random_cache(&kv, true, CAP),
+                  *tk = random_cache(&kv, false, KN_CYCLE_ROWS), *tv = random_cache(&kv, true, KN_CYCLE_ROWS);
     float *x = gaussians(KN_CYCLE_ROWS * WIDTH, 1.0f);
     kv.k = put(gpu, hk, bk * CAP), kv.v = put(gpu, hv, bv * CAP);
     tail.k = put(gpu, tk, bk * KN_CYCLE_ROWS), tail.v = put(gpu, tv, bv * KN_CYCLE_ROWS);
