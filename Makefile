@@ -234,7 +234,7 @@ DENSE := $(BUILD)/pair
 HYBRID := $(BUILD)/pair-hybrid
 # Every matrix in one of these; as recipes of dflash-quantize they are mixes.
 LOW := iq4_nl iq4_xs q3_k q2_k
-RELATIVES := dflash2 dspark domino
+RELATIVES := dflash2 dspark domino block
 define pair_rules
 $(BUILD)/$1/target-%.gguf: data/$1/target/model.safetensors $(BIN)/dflash-convert
 	@mkdir -p $$(@D)

@@ -227,6 +227,11 @@ static int open_drafter(struct models *m, const struct cli *c, struct err *e)
                        "%s: holds no block that predicts further tokens (expected nextn_predict_layers and "
                        "blk.%d.nextn.eh_proj.weight for -d target)",
                        m->target_path, t->n_layer);
+    if (m->kv.draft_kv && !desc_draft_caches(d))
+        return err_set(
+            e, ERR_USAGE,
+            "--draft-kv: the drafter has no cache of its own (an assistant reads the target's, which "
+            "--kv is for)");
     if (!desc_drafts(d))
         return err_set(e, ERR_FORMAT, "%s: is a target (expected a drafter, got architecture %s)",
                        m->drafter_path, d->arch_name);

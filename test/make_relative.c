@@ -5,6 +5,7 @@
  *     dflash2   convolutions near to those that change nothing, and a selector
  *     dspark    a recurrent Markov head and confidences; the anchor's row proposes nothing
  *     domino    the published form; the anchor's row proposes nothing
+ *     block     layers as llama.cpp's drafters of Gemma 4 have them; it drafts badly
  *
  * usage: make_relative KIND DRAFTER.gguf OUT.gguf     DRAFTER: dialect upstream. The types are those of its
  * file: codebooks as its attn_q (Q4_K: what a token's logits are made of in Q6_K, as the ecosystem's mixes
@@ -16,7 +17,15 @@
 
 #include "../common/file/gguf.h"
 
-enum { KERNEL = 2, GROUP = 16, RANK = 256, TOP_K = 16, MOST_LAYERS = 16, MOST = 6 + 4 * MOST_LAYERS };
+enum {
+    KERNEL = 2,
+    GROUP = 16,
+    RANK = 256,
+    HEAD = 128,
+    TOP_K = 16,
+    MOST_LAYERS = 16,
+    MOST = 6 + 4 * MOST_LAYERS
+};
 
 struct part {
     char name[64];
@@ -128,6 +137,25 @@ static int domino_keys(struct gguf_writer *w, struct err *e)
            gguf_put_u32(w, "dflash.domino.pure_draft_prefix_len", 1, e);
 }
 
+/* Layer 1 makes values of keys. */
+static void add_block(int layers, uint32_t type, int64_t width, int64_t vocab)
+{
+    static const char *const names[] = {"post_attention_norm", "post_ffw_norm", "layer_output_scale"};
+    char name[64];
+    (void)type, (void)vocab;
+    for (int i = 0; i < 3 * layers; i++) {
+        snprintf(name, sizeof name, "blk.%d.%s.weight", i / 3, names[i % 3]);
+        add(name, KN_F32, i % 3 < 2 ? width : 1, 0, 1, 0.1f, true);
+    }
+    add("rope_freqs.weight", KN_F32, HEAD / 2, 0, 1, 0, true);
+}
+
+static int block_keys(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_f32(w, "dflash.attention.scale", 0.06f, e) ||
+           gguf_put_str(w, "dflash.hidden_act", "gelu_pytorch_tanh", 17, e);
+}
+
 static const struct kind {
     const char *name;
     void (*add)(int layers, uint32_t type, int64_t width, int64_t vocab);
@@ -135,7 +163,13 @@ static const struct kind {
 } kinds[] = {{"dflash2", add_dflash2, dflash2_keys},
              {"dspark", add_dspark, dspark_keys},
              {"domino", add_domino, domino_keys},
+             {"block", add_block, block_keys},
              {NULL, NULL, NULL}};
+
+static bool goes(const struct kind *k, const struct gguf_tensor *t)
+{
+    return k->add == add_block && !strcmp(t->name, "blk.1.attn_v.weight");
+}
 
 static int plan(const struct kind *k, const struct gguf *g, struct err *e)
 {
@@ -156,13 +190,14 @@ static int write_out(const struct kind *k, const struct gguf *g, const char *pat
     for (uint64_t i = 0; i < g->n_kv && !rc; i++) rc = gguf_put_kv(w, &g->kv[i], e);
     if (!rc) rc = k->keys(w, e);
     for (uint64_t i = 0; i < g->n_tensors && !rc; i++)
-        rc =
-            gguf_add_tensor(w, g->tensor[i].name, g->tensor[i].type, g->tensor[i].n_dims, g->tensor[i].ne, e);
+        if (!goes(k, &g->tensor[i]))
+            rc = gguf_add_tensor(w, g->tensor[i].name, g->tensor[i].type, g->tensor[i].n_dims,
+                                 g->tensor[i].ne, e);
     for (int i = 0; i < n_parts && !rc; i++)
         rc = gguf_add_tensor(w, part[i].name, part[i].type, part[i].n_dims, part[i].ne, e);
     if (!rc) rc = io_out_open(&o, path, true, NULL, 0, e) || gguf_write_header(w, &o, e);
     for (uint64_t i = 0; i < g->n_tensors && !rc; i++)
-        rc = gguf_write_data(w, &o, g->tensor[i].data, g->tensor[i].bytes, e);
+        if (!goes(k, &g->tensor[i])) rc = gguf_write_data(w, &o, g->tensor[i].data, g->tensor[i].bytes, e);
     for (int i = 0; i < n_parts && !rc; i++)
         rc = gguf_write_data(
             w, &o, part[i].data,
@@ -180,7 +215,7 @@ int main(int argc, char **argv)
     const struct kind *k = kinds;
     while (argc == 4 && k->name && strcmp(k->name, argv[1])) k++;
     if (argc != 4 || !k->name) {
-        fprintf(stderr, "usage: make_relative dflash2|dspark|domino DRAFTER.gguf OUT.gguf\n");
+        fprintf(stderr, "usage: make_relative dflash2|dspark|domino|block DRAFTER.gguf OUT.gguf\n");
         return 2;
     }
     int rc = gguf_open(&g, argv[2], &e) || plan(k, g, &e);

@@ -233,12 +233,13 @@ static int emit(struct plan *p, struct err *e)
             return -1;
     }
     if (!o.m.drafter) return 0;
-    /* A block reads the drafter and the head that it borrows; an MTP block both for every proposal. */
+    /* A block reads the drafter and the head that it borrows; those that go step by step both for every
+     * proposal. */
     const struct gguf_tensor *head = gguf_tensor(t->file, "output.weight");
     double s = sample_quantile(&p->draft_s, 0.5), bytes = (double)o.m.drafter->bytes_step;
     if (!head) head = gguf_tensor(t->file, "token_embd.weight");
     if (!o.m.drafter->head && head) bytes += (double)head->bytes;
-    if (o.m.drafter->d->arch == DESC_QWEN35_MTP) bytes *= o.m.drafter->d->block_size - 1;
+    if (desc_reads_hidden(o.m.drafter->d)) bytes *= o.m.drafter->d->block_size - 1;
     json_t *j = json_pack(
         "{s:i,s:s,s:o,s:o,s:i,s:i,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "draft", "target",
         bench_model_json(o.m.target_path, t), "drafter", bench_model_json(o.m.drafter_path, o.m.drafter),

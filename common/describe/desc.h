@@ -122,6 +122,9 @@ struct desc {
     bool has_embedding_scale, has_softcap;
     float embedding_scale, softcap;
     float logit_scale; /* drafters: of the logits, before the cap */
+    /* drafters: of other blocks than Qwen3's (desc_dflash.c). Scale of scores, 0: by the head's size. */
+    float attention_scale;
+    bool gelu, other_block;
     /* What a rule of the format decided because the file is silent, a sentence each, for -v; "" if nothing */
     char inferred[512];
     /* tokenizer and stopping, where the file has them; ids, -1 if absent */

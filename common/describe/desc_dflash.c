@@ -8,10 +8,11 @@
 
 static const struct desc_expect tensors[] = {
     {"output_norm.weight", {NE_EMBD}, 0},
+    {"rope_freqs.weight", {NE_ROT}, ON_DIVISORS},
     {"blk.%d.attn_norm.weight", {NE_EMBD}, 0},
     {"blk.%d.attn_q.weight", {NE_EMBD, NE_Q}, 0},
     {"blk.%d.attn_k.weight", {NE_EMBD, NE_KV}, 0},
-    {"blk.%d.attn_v.weight", {NE_EMBD, NE_KV}, 0},
+    {"blk.%d.attn_v.weight", {NE_EMBD, NE_KV}, ON_VALUES},
     {"blk.%d.attn_output.weight", {NE_Q, NE_EMBD}, 0},
     {"blk.%d.attn_q_norm.weight", {NE_HEAD}, 0},
     {"blk.%d.attn_k_norm.weight", {NE_HEAD}, 0},
@@ -41,6 +42,8 @@ static const char *const drafter_keys[] = {"attention.causal",
                                            "embedding_scale",
                                            "final_logit_softcapping",
                                            "logit_scale",
+                                           "attention.scale",
+                                           "hidden_act",
                                            "rope.dimension_sections",
                                            "attention.sliding_window",
                                            "attention.sliding_window_pattern",
@@ -442,11 +445,86 @@ static int read_own_ends(struct desc_reader *r, const struct dialect *x)
     return rc < 0 ? -1 : 0;
 }
 
+/* ---- blocks of other targets' families ---- */
+
+/* An optional tensor of a layer: 1 where it is there, -1 where it has another shape. */
+static int optional(struct desc_reader *r, int32_t layer, const char *part, int64_t n)
+{
+    const int64_t ne[3] = {n, 0, 0};
+    char name[64];
+    snprintf(name, sizeof name, "blk.%d.%s.weight", layer, part);
+    if (!gguf_tensor(r->g, name)) return 0;
+    return desc_shape(r, ne, name) ? -1 : 1;
+}
+
+static int read_act(struct desc_reader *r)
+{
+    struct gguf_str v;
+    char key[160];
+    const int rc = gguf_get_str(r->g, desc_key(r, "hidden_act", key, sizeof key), &v, r->e);
+    if (rc) return rc < 0 ? -1 : 0;
+    r->d->gelu = gguf_str_is(v, "gelu") || gguf_str_is(v, "gelu_pytorch_tanh");
+    if (r->d->gelu || gguf_str_is(v, "silu")) return 0;
+    return desc_fail(r, "key '%s': is not supported (expected silu, gelu or gelu_pytorch_tanh, got %.*s)",
+                     key, (int)(v.n < 60 ? v.n : 60), v.s);
+}
+
+/* Among the pieces: what the block has that Qwen3's has not. */
+static int tell_block(struct desc_reader *r, int32_t no_values)
+{
+    struct desc *d = r->d;
+    const size_t n = strlen(d->pieces);
+    char name[64], scale[48] = "";
+    bool norms = false;
+    for (int i = 0; i < 2 * d->n_layer; i++) {
+        snprintf(name, sizeof name, "blk.%d.post_%s_norm.weight", i / 2, i % 2 ? "ffw" : "attention");
+        norms |= gguf_tensor(r->g, name) != NULL;
+    }
+    if (d->attention_scale > 0)
+        snprintf(scale, sizeof scale, ", scores times %g", (double)d->attention_scale);
+    snprintf(d->pieces + n, sizeof d->pieces - n,
+             "%sblocks with%s%s%s, values of the keys in %d of %d layers", n ? ", " : "",
+             d->gelu ? " gelu" : " silu", scale, norms ? ", norms behind branches" : "", no_values,
+             d->n_layer);
+    if (strcmp(d->kind, "DFlash2")) return 0;
+    return desc_fail(r, "a DFlash2 drafter: its layers must be Qwen3's (found %.300s)", d->pieces + n);
+}
+
+/* What llama.cpp's drafters of Gemma 4 have beside a Qwen3 block. Other dialects have none of it, and one of
+ * the names is another norm there. */
+static int read_block_parts(struct desc_reader *r, const struct dialect *x)
+{
+    struct desc *d = r->d;
+    int32_t keys_alone = 0;
+    char name[64];
+    d->rope[0].has_divisors = gguf_tensor(r->g, "rope_freqs.weight") != NULL;
+    if (strcmp(x->name, "upstream")) return 0;
+    if (read_act(r) || desc_maybe_f32(r, "attention.scale", &d->attention_scale) < 0) return -1;
+    d->other_block = d->gelu || d->attention_scale > 0;
+    for (int i = 0; i < d->n_layer; i++) {
+        snprintf(name, sizeof name, "blk.%d.attn_v.weight", i);
+        d->layer[i].value_is_key = !gguf_tensor(r->g, name);
+        keys_alone += d->layer[i].value_is_key;
+        const int attn = optional(r, i, "post_attention_norm", d->n_embd),
+                  ffw = optional(r, i, "post_ffw_norm", d->n_embd),
+                  scale = optional(r, i, "layer_output_scale", 1);
+        if (attn < 0 || ffw < 0 || scale < 0) return -1;
+        if (scale && !ffw)
+            return desc_fail(r,
+                             "tensor 'blk.%d.layer_output_scale.weight': is not supported without "
+                             "post_ffw_norm",
+                             i);
+        d->other_block |= d->layer[i].value_is_key || attn || ffw;
+    }
+    return d->other_block ? tell_block(r, keys_alone) : 0;
+}
+
 static int read_parts(struct desc_reader *r, const struct dialect *x)
 {
     if (check_keys(r, x) || desc_base(r, false) || desc_heads(r) || desc_dense(r) || read_rope(r) ||
-        check_sections(r) || read_windows(r) || read_causal(r, x) || read_scalars(r) || read_taps(r, x) ||
-        read_own_ends(r, x) || read_block(r, x) || read_mask(r, x) || read_fc(r, x))
+        read_block_parts(r, x) || check_sections(r) || read_windows(r) || read_causal(r, x) ||
+        read_scalars(r) || read_taps(r, x) || read_own_ends(r, x) || read_block(r, x) || read_mask(r, x) ||
+        read_fc(r, x))
         return -1;
     return desc_expect_all(r, tensors) || desc_piece_shapes(r) ? -1 : 0;
 }

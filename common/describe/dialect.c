@@ -283,7 +283,7 @@ const char *dialect_spelled(const struct gguf *g, const char *name, char *buf, s
     return buf;
 }
 
-const char *dialect_to_upstream(const char *name, char *buf, size_t n)
+const char *dialect_to_upstream(const struct gguf *g, const char *name, char *buf, size_t n)
 {
     const struct dialect *up = dialect_by_name("upstream");
     const size_t at = block_prefix(name);
@@ -305,6 +305,8 @@ const char *dialect_to_upstream(const char *name, char *buf, size_t n)
             snprintf(buf, n, "%.*s%s", (int)at, name, up->ffn_norm);
         else
             continue;
+        if (g && strcmp(buf, name) && gguf_tensor(g, buf))
+            snprintf(buf, n, "%s", name); /* another norm's name */
         break;
     }
     return buf;

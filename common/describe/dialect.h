@@ -76,8 +76,9 @@ int dialect_find(const struct dialect **x, const struct gguf *g, const char *for
 const char *dialect_key(const struct dialect *x, const char *rel, char *buf, size_t n);
 
 /* Tensor names across dialects: the spelling of upstream for a name of any dialect, and of dialect x for one
- * of upstream. A name that the dialects agree about stays. Both return buf. */
-const char *dialect_to_upstream(const char *name, char *buf, size_t n);
+ * of upstream. A name that the dialects agree about stays, and one that g (NULL: not asked) has beside
+ * upstream's. Both return buf. */
+const char *dialect_to_upstream(const struct gguf *g, const char *name, char *buf, size_t n);
 const char *dialect_from_upstream(const struct dialect *x, const char *name, char *buf, size_t n);
 
 /* How the file spells a DFlash2 tensor that upstream calls name: that, or the name that lucebox and buun give

@@ -44,11 +44,12 @@ static int by_name(const void *a, const void *b)
 }
 
 /* drafter: its names differ between dialects, upstream's stand for them. */
-static void from_gguf(struct side_tensor *t, const struct gguf_tensor *g, bool drafter)
+static void from_gguf(struct side_tensor *t, const struct gguf *file, const struct gguf_tensor *g,
+                      bool drafter)
 {
     const struct kn_type_info *ti = kn_type_info(g->type);
     if (drafter)
-        dialect_to_upstream(g->name, t->name, sizeof t->name);
+        dialect_to_upstream(file, g->name, t->name, sizeof t->name);
     else
         snprintf(t->name, sizeof t->name, "%s", g->name);
     t->own = g->name;
@@ -114,7 +115,7 @@ static int side_open(struct side *d, const char *path, bool as_gguf, struct err 
         else if (st)
             from_safetensors(&d->t[i], &d->s->tensor[i]);
         else
-            from_gguf(&d->t[i], &d->g->tensor[i], drafter);
+            from_gguf(&d->t[i], d->g, &d->g->tensor[i], drafter);
     }
     qsort(d->t, d->n, sizeof *d->t, by_name);
     return 0;

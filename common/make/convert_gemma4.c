@@ -497,13 +497,19 @@ static int clusters(struct conv *c, struct err *e)
     if (r == 1)
         return err_set(e, ERR_FORMAT, "%s: use_ordered_embeddings is missing (expected true or false)",
                        hf_config_name(c->cfg));
+    if (!c->tied)
+        return err_set(
+            e, ERR_FORMAT,
+            "%s: a head apart from the embedding is not supported (expected tie_word_embeddings true)",
+            hf_config_name(c->cfg));
     for (int64_t i = 0; i < c->n_t; i++) {
         const bool of = !strncmp(c->t[i].name, "mtp.", 4);
         n += of;
         if (ordered || !of) c->t[kept++] = c->t[i];
     }
     c->n_t = kept;
-    if (!ordered && n) conv_say(c, CONVERT_NOTE, "left out: the clusters, which config.json does not use");
+    if (!ordered && n && c->st)
+        conv_say(c, CONVERT_NOTE, "left out: the clusters, which config.json does not use");
     if (ordered && n != 2)
         return err_set(
             e, ERR_FORMAT,

@@ -46,16 +46,17 @@ static int context_layers(const struct model *m, const struct pass *p, int32_t i
     float *out[2 * GROUP], *at = p->w->context;
     const struct kn_weight *w[2 * GROUP];
     struct kn_rope_store store[GROUP];
+    int32_t n_w = 0;
     for (int32_t j = 0; j < n; j++) {
         const struct model_layer *y = &m->layer[i + j];
         const int64_t size = (int64_t)p->n * d->layer[i + j].n_head_kv * d->layer[i + j].head_dim;
-        w[2 * j] = &y->wk;
-        w[2 * j + 1] = &y->wv;
-        out[2 * j] = at;
-        out[2 * j + 1] = at + size;
+        float *k = at, *v = d->layer[i + j].value_is_key ? k : at + size;
+        w[n_w] = &y->wk, out[n_w++] = k;
+        if (v != k) w[n_w] = &y->wv, out[n_w++] = v;
         at += 2 * size;
-        store[j] = (struct kn_rope_store){.k = out[2 * j],
-                                          .v = out[2 * j + 1],
+        store[j] = (struct kn_rope_store){.k = k,
+                                          .v = v,
+                                          .v_norm = v == k,
                                           .k_norm = y->k_norm,
                                           .table = p->w->rope[0],
                                           .pos = p->pos,
@@ -66,7 +67,7 @@ static int context_layers(const struct model *m, const struct pass *p, int32_t i
                                           .kv = &p->kv[i + j],
                                           .next = j + 1 < n ? &store[j + 1] : NULL};
     }
-    int rc = op->norm_linear(m->be, out, w, 2 * n, p->w->fused, m->hidden_norm, d->rms_eps, p->n);
+    int rc = op->norm_linear(m->be, out, w, n_w, p->w->fused, m->hidden_norm, d->rms_eps, p->n);
     return rc ? rc : op->rope_store(m->be, store);
 }
 
@@ -81,6 +82,44 @@ int dflash_context(const struct model *m, const struct pass *p, struct err *e)
     return rc ? model_failed(m, "drafter context", rc, e) : 0;
 }
 
+/* Layer i of a drafter whose blocks are not Qwen3's: values made of keys, norms behind the branches, scores
+ * and activation as Gemma's (gemma4.c), each where the file has it. */
+static int other_attention(const struct model *m, const struct pass *p, int32_t i)
+{
+    const struct kn_ops *op = kn_op(m->be);
+    const struct desc *d = m->d;
+    const struct model_layer *y = &m->layer[i];
+    struct work *w = p->w;
+    float *qkv[] = {w->q, w->k, w->v};
+    const struct kn_weight *wqkv[] = {&y->wq, &y->wk, &y->wv};
+    const bool shared = d->layer[i].value_is_key;
+    struct pass_heads h = pass_heads(m, p, i);
+    if (shared) h.rope.v = w->k, h.rope.v_norm = true;
+    if (d->attention_scale > 0) h.attention.scale = d->attention_scale;
+    int rc = op->norm_linear(m->be, qkv, wqkv, shared ? 2 : 3, w->x, y->attn_norm, d->rms_eps, p->n);
+    if (rc == 0) rc = pass_attend(m, &h);
+    if (rc || !y->post_attn_norm) return rc ? rc : op->linear(m->be, w->x, &y->wo, w->attn, p->n, true);
+    rc = op->linear(m->be, w->y, &y->wo, w->attn, p->n, false);
+    return rc ? rc : op->norm_add(m->be, w->x, w->x, w->y, y->post_attn_norm, p->n, d->n_embd, d->rms_eps, 1);
+}
+
+static int other_block(const struct model *m, const struct pass *p, int32_t i)
+{
+    const struct kn_ops *op = kn_op(m->be);
+    const struct desc *d = m->d;
+    const struct model_layer *y = &m->layer[i];
+    struct work *w = p->w;
+    int rc = other_attention(m, p, i);
+    if (rc == 0)
+        rc = op->norm_gated(m->be, w->ff, &y->gate, &y->up, w->x, y->ffn_norm, d->rms_eps,
+                            d->gelu ? KN_ACT_GELU_TANH : KN_ACT_SILU, p->n);
+    if (rc || !y->post_ffw_norm) return rc ? rc : op->linear(m->be, w->x, &y->down, w->ff, p->n, true);
+    rc = op->linear(m->be, w->y, &y->down, w->ff, p->n, false);
+    return rc ? rc
+              : op->norm_add(m->be, w->x, w->x, w->y, y->post_ffw_norm, p->n, d->n_embd, d->rms_eps,
+                             y->out_scale);
+}
+
 int dflash_block(const struct model *m, const struct model *target, const struct pass *p, struct err *e)
 {
     const struct kn_ops *op = kn_op(m->be);
@@ -88,7 +127,9 @@ int dflash_block(const struct model *m, const struct model *target, const struct
     int rc = draft_embed(m, target, p->w->x, p->ids, p->n);
     if (rc == 0) rc = op->rope_table(m->be, p->w->rope[0], p->pos, p->n, m->rope_freq[0], d->rope[0].n_rot);
     for (int32_t i = 0; i < d->n_layer && rc == 0; i++)
-        rc = m->kind->block ? m->kind->block(m, p, i) : qwen3_block(m, p, i);
+        rc = m->kind->block   ? m->kind->block(m, p, i)
+             : d->other_block ? other_block(m, p, i)
+                              : qwen3_block(m, p, i);
     return rc ? model_failed(m, "drafter block", rc, e) : 0;
 }
 

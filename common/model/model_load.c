@@ -254,7 +254,7 @@ static int load_field(struct loader *l, int i, const struct field *f)
     dialect_spelled(m->file, spelled, name, sizeof name);
     if (d->arch == DESC_DFLASH && f->at == AT(ffn_norm)) /* in some dialects the name of another norm */
         snprintf(name, sizeof name, "blk.%d.%s", i, d->ffn_norm_name);
-    if (d->arch == DESC_DFLASH && f->at == AT(post_attn_norm)) return 0;
+    if (d->arch == DESC_DFLASH && f->at == AT(post_attn_norm) && !d->other_block) return 0;
     const struct gguf_tensor *t = gguf_tensor(m->file, name);
     if (!t) return 0;
     if (f->kind == VECTOR) return load_vector(l, vector_at(&m->layer[i], f), name);
@@ -586,7 +586,7 @@ static int check_backend(struct loader *l)
     if (d->n_clusters && !op->clusters) return unsupported(l, "the clusters", "clusters");
     if (d->arch == DESC_GEMMA4_ASSISTANT && !op->norm_pair)
         return unsupported(l, "the assistant", "norm_pair");
-    if ((d->arch == DESC_GEMMA4 || d->arch == DESC_GEMMA4_ASSISTANT) && !op->norm_add)
+    if ((d->arch == DESC_GEMMA4 || d->arch == DESC_GEMMA4_ASSISTANT || d->other_block) && !op->norm_add)
         return unsupported(l, "the norms of branches", "norm_add");
     if (d->arch == DESC_QWEN35_MTP && !op->norm_pair) return unsupported(l, "the MTP block", "norm_pair");
     l->m->family = model_family_of(d->arch);

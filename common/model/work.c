@@ -20,7 +20,7 @@ static void widen(struct widths *w, const struct desc *d)
 {
     w->x = most(w->x, d->n_embd);
     const bool assists = d->arch == DESC_GEMMA4_ASSISTANT;
-    if (d->arch == DESC_GEMMA4 || assists) w->y = most(w->y, d->n_embd);
+    if (d->arch == DESC_GEMMA4 || d->other_block || assists) w->y = most(w->y, d->n_embd);
     for (int i = 0; i < d->n_layer; i++) {
         const struct desc_layer *y = &d->layer[i];
         int64_t q = (int64_t)y->n_head * y->head_dim;

@@ -194,14 +194,17 @@ static void proposal_first(int32_t *ids, float *logp, int32_t k, int32_t id, flo
 /* Coupled (docs/sampling.md): the pick will be the largest of log-probability and noise. With the drafter's
  * log-probabilities for the target's that is the proposal; where the target's are a little other, one of
  * those whose sums come close: the sums' softmax says how close. Temperature and filters are the sampler's;
- * what top-p takes its share of are the candidates. */
-static void couple(const struct session *s, int32_t pos, int32_t *ids, float *logp)
+ * what top-p takes its share of are the candidates. The proposal, also where it is none of them, has the
+ * largest sum. */
+static void couple(const struct session *s, int32_t pos, int32_t id, int32_t *ids, float *logp)
 {
     const struct kn_sampler *k = &s->sampler;
-    double score[TREE_CANDIDATES], sum = 0, mass = 0, kept = 0;
+    double score[TREE_CANDIDATES], most = -INFINITY, sum = 0, mass = 0, kept = 0;
     const double temp = (double)k->temp;
-    int32_t n = 0;
+    const int32_t last = s->n_top - 1;
+    int32_t n = 0, at = 0;
     while (n < s->n_top && logp[n] > -INFINITY) n++;
+    while (at < last && ids[at] != id) at++;
     for (int32_t i = 0; i < n; i++) mass += exp(((double)logp[i] - (double)logp[0]) / temp);
     for (int32_t i = 0; i < s->n_top; i++) {
         const double x = i < n ? ((double)logp[i] - (double)logp[0]) / temp : -INFINITY, p = exp(x);
@@ -210,16 +213,23 @@ static void couple(const struct session *s, int32_t pos, int32_t *ids, float *lo
                              (k->min_p > 0 && p < (double)k->min_p)));
         kept += p;
         score[i] = out ? -INFINITY : x + kn_noise(k->seed, pos, ids[i]);
+        if (i != at && score[i] > most) most = score[i];
     }
-    for (int32_t i = 1; i < s->n_top; i++) /* in order: few, and nearly so */
-        for (int32_t j = i; j && score[j] > score[j - 1]; j--) {
+    if (ids[at] != id) score[at] = -INFINITY, ids[at] = id; /* the least likely makes room */
+    if (!(score[at] > most)) score[at] = most > -INFINITY ? most : 0;
+    const double first = score[at];
+    memmove(ids + 1, ids, (size_t)at * sizeof *ids);
+    memmove(score + 1, score, (size_t)at * sizeof *score);
+    ids[0] = id, score[0] = first;
+    for (int32_t i = 2; i < s->n_top; i++) /* in order: few, and nearly so */
+        for (int32_t j = i; j > 1 && score[j] > score[j - 1]; j--) {
             const double x = score[j];
-            const int32_t id = ids[j];
+            const int32_t other = ids[j];
             score[j] = score[j - 1], score[j - 1] = x;
-            ids[j] = ids[j - 1], ids[j - 1] = id;
+            ids[j] = ids[j - 1], ids[j - 1] = other;
         }
-    for (int32_t i = 0; i < s->n_top; i++) sum += exp(score[i] - score[0]);
-    for (int32_t i = 0; i < s->n_top; i++) logp[i] = (float)(score[i] - score[0] - log(sum));
+    for (int32_t i = 0; i < s->n_top; i++) sum += exp(score[i] - first);
+    for (int32_t i = 0; i < s->n_top; i++) logp[i] = (float)(score[i] - first - log(sum));
 }
 
 /* Of logits, falling, the logs of the probabilities; first: of the first, or NaN: then among the candidates.
@@ -243,11 +253,12 @@ struct session_ranked *session_ranked(struct session *s, struct session_started 
     for (int32_t j = 0; o->usable && j < s->o.block - 1; j++) {
         int32_t *ids = c->of.ids + (int64_t)j * s->n_top;
         float *logp = c->of.values + (int64_t)j * s->n_top;
-        if (s->sampler.temp > 0 && !s->o.draft_greedy)
-            couple(s, o->pos + 1 + j, ids, logp);
-        else
+        if (s->sampler.temp > 0 && !s->o.draft_greedy) {
+            couple(s, o->pos + 1 + j, o->ids[1 + j], ids, logp);
+        } else {
             likely(logp, s->n_top, o->logp[j]);
-        proposal_first(ids, logp, s->n_top, o->ids[1 + j], o->logp[j]);
+            proposal_first(ids, logp, s->n_top, o->ids[1 + j], o->logp[j]);
+        }
     }
     return c;
 }

@@ -109,6 +109,36 @@ dflash2() { # NAME TYPE: a DFlash2 drafter of the sizes in d.json, in the place 
     saved "$1/$2/dflash2, state"
 }
 
+assistant_config() { # of the target in t.json, as wide as it, over its caches
+    local wide layers
+    wide=$(number t.json hidden_size) layers=$(number t.json num_hidden_layers)
+    echo '{"architectures": ["Gemma4AssistantForCausalLM"], "model_type": "gemma4_assistant", "use_ordered_embeddings": true,'
+    echo "\"num_centroids\": $(number t.json vocab_size), \"centroid_intermediate_top_k\": $(($(number t.json vocab_size) - 1)), \"backbone_hidden_size\": $wide, \"text_config\":"
+    sed -e '/"architectures"/,/\],/d' -e '/"final_logit_softcapping"/d' -e 's/\("enable_moe_block": \)true/\1false/' \
+        -e 's/\("tie_word_embeddings": \)false/\1true/' \
+        -e "s/\(\"num_kv_shared_layers\": \)0/\1$layers/" t.json
+    echo '}'
+}
+own_heads() { # NAME TYPE: what comes with the target, in the place of d.gguf: Qwen3.5's MTP block, Gemma 4's assistant
+    local kind=
+    rm -f d.gguf state
+    if grep -q Qwen3_5 t.json; then
+        kind=mtp
+        dflash-convert -q t.json --random 6 --mtp only --type "$2" -o d.gguf
+    elif grep -q Gemma4 t.json; then
+        kind=assistant
+        assistant_config >a.json
+        dflash-convert -q a.json --random 6 --type "$2" -o d.gguf
+    else
+        return
+    fi
+    verdict $? "$1/$2/$kind, convert" || return
+    run plain.i32 t.gguf && drafted "$1/$2/$kind, drafted, width 6" --width 6 --block 6
+    run plain.i32 t.gguf --temp 3 --seed 5 --chunk 7 && drafted "$1/$2/$kind, drafted, sampled, block 3, chunk 7" --temp 3 --seed 5 --block 3 --width 3 --chunk 7
+    run plain.i32 t.gguf --temp 3 --seed 5 && drafted "$1/$2/$kind, drafted, planned" --temp 3 --seed 5
+    saved "$1/$2/$kind, state"
+}
+
 caches() { # NAME: quantised caches, keys of each type and values of each, over the last prompt
     local kv
     for kv in q8_0 q5_0,tq3_0 q4_0,q5_0 tq3_0,q4_0 q4_0,f16; do
@@ -139,6 +169,7 @@ odd() { # NAME TYPE
     rows "$name/$type/rows" 1
     [ "$type" = f32 ] || [ "$type" = q4_k_m ] || return
     dflash2 "$name" "$type"
+    own_heads "$name" "$type"
 }
 
 real() { # NAME TYPE
@@ -165,6 +196,7 @@ real() { # NAME TYPE
     verdict $? "$name/$type/proposals are accepted" "$accepted"
     prompt_file=p.i32
     dflash2 "$name" "$type"
+    own_heads "$name" "$type"
 }
 
 cell() { # KIND NAME TYPE: in a folder of its own

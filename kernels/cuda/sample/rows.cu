@@ -230,12 +230,12 @@ int cuda_norm_pair(struct kn_backend *kb, const struct kn_norm_pair *a)
     if (a->n < 1 || a->width < 1 || a->width > INT32_MAX || (a->late && a->slots < 1))
         return cuda_fail(be, KN_EINVAL, "norm_pair: %d rows of width %lld, %d slots", a->n,
                          (long long)a->width, a->slots);
-    const bool whole = !a->raw && is_whole(a->out, a->x, a->x_weight, a->y_weight, a->width) &&
-                       is_whole(a->out, a->late ? a->late : a->y, a->n > 1 || !a->late ? a->y : a->x, NULL,
-                                a->width);
-    const int rc = cuda_check(be, "norm_pair",
-                              cuda_launch(be, norm_pair_rows, dim3((unsigned)a->n, 2), dim3(NORM_THREADS), 0,
-                                          *a, whole));
+    const bool whole =
+        !a->raw && is_whole(a->out, a->x, a->x_weight, a->y_weight, a->width) &&
+        is_whole(a->out, a->late ? a->late : a->y, a->n > 1 || !a->late ? a->y : a->x, NULL, a->width);
+    const int rc = cuda_check(
+        be, "norm_pair",
+        cuda_launch(be, norm_pair_rows, dim3((unsigned)a->n, 2), dim3(NORM_THREADS), 0, *a, whole));
     if (a->before) be->positions = be->launches;
     return rc;
 }

@@ -116,6 +116,8 @@ static const struct {
     {"q4_k_m", "dspark-q4_k_m", 3e-2, 3e-2, 0.4},
     {"bf16", "domino-bf16", 3e-4, PROMPT_FLOAT, 0.02},
     {"q4_k_m", "domino-q4_k_m", 3e-2, 3e-2, 0.4},
+    {"bf16", "block-bf16", 3e-4, PROMPT_FLOAT, 0.02},
+    {"q4_k_m", "block-q4_k_m", 3e-2, 3e-2, 0.4},
 };
 
 void check_pair(const char *dir, const char *prompt)
@@ -239,7 +241,8 @@ void check_cycles(const char *dir, const char *prompt, bool generic)
                                           {"q4_k_m", "dflash2-q4_k_m"},
                                           {"q4_k_m", "dspark-q4_k_m"},
                                           {"bf16", "domino-bf16"},
-                                          {"q4_k_m", "domino-q4_k_m"}};
+                                          {"q4_k_m", "domino-q4_k_m"},
+                                          {"bf16", "block-bf16"}};
     static const int32_t widths[] = {8, 3, 2, 1}, lens[] = {40, 300};
     char msg[256];
     struct kn_backend *direct;

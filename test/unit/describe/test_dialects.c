@@ -441,13 +441,14 @@ static void test_names(void **state)
         assert_non_null(strstr(dialect_names(), x->name));
         for (int i = 0; i < 3; i++)
             assert_string_equal(
-                dialect_to_upstream(dialect_from_upstream(x, names[i], a, sizeof a), b, sizeof b), names[i]);
+                dialect_to_upstream(NULL, dialect_from_upstream(x, names[i], a, sizeof a), b, sizeof b),
+                names[i]);
     }
     assert_int_equal(n, 8);
-    assert_string_equal(dialect_to_upstream("blk.3.attn_q.weight", a, sizeof a), "blk.3.attn_q.weight");
-    assert_string_equal(dialect_to_upstream("blk.x.post_attention_norm.weight", a, sizeof a),
+    assert_string_equal(dialect_to_upstream(NULL, "blk.3.attn_q.weight", a, sizeof a), "blk.3.attn_q.weight");
+    assert_string_equal(dialect_to_upstream(NULL, "blk.x.post_attention_norm.weight", a, sizeof a),
                         "blk.x.post_attention_norm.weight");
-    assert_string_equal(dialect_to_upstream("blk.7.post_attention_norm.weight", a, sizeof a),
+    assert_string_equal(dialect_to_upstream(NULL, "blk.7.post_attention_norm.weight", a, sizeof a),
                         "blk.7.ffn_norm.weight");
 }
 
@@ -504,8 +505,8 @@ static void same_tensors(const char *a, const char *b)
     assert_int_equal(g->n_tensors, h->n_tensors);
     for (uint64_t i = 0; i < g->n_tensors; i++) {
         const struct gguf_tensor *t = &g->tensor[i], *u = &h->tensor[i];
-        assert_string_equal(dialect_to_upstream(t->name, x, sizeof x),
-                            dialect_to_upstream(u->name, y, sizeof y));
+        assert_string_equal(dialect_to_upstream(NULL, t->name, x, sizeof x),
+                            dialect_to_upstream(NULL, u->name, y, sizeof y));
         assert_int_equal(t->type, u->type);
         assert_memory_equal(t->ne, u->ne, sizeof t->ne);
         assert_int_equal(t->bytes, u->bytes);

@@ -32,6 +32,16 @@ static const struct pair qwen3[] = {
     {"num_hidden_layers", "3"}, {"num_attention_heads", "6"},     {"num_key_value_heads", "2"},
     {"vocab_size", "9"},        {"tie_word_embeddings", "false"}, {NULL, NULL},
 };
+/* Heads that quantised caches take. */
+static const struct pair wide[] = {
+    {"num_hidden_layers", "3"},
+    {"num_attention_heads", "4"},
+    {"num_key_value_heads", "2"},
+    {"head_dim", "128"},
+    {"vocab_size", "9"},
+    {"tie_word_embeddings", "false"},
+    {NULL, NULL},
+};
 static const struct pair qwen3moe[] = {
     {"architectures", "[\"Qwen3MoeForCausalLM\"]"},
     {"model_type", "\"qwen3_moe\""},
@@ -107,8 +117,9 @@ static const struct pair gemma_experts[] = {GEMMA("true"),
 static const struct {
     const struct pair *parts;
     bool whole; /* a config of its own */
-} kinds[] = {{qwen3, false}, {qwen3moe, false},       {llama, false}, {hybrid, false},
-             {even, false},  {hybrid_experts, false}, {gemma, true},  {gemma_experts, true}};
+} kinds[] = {{qwen3, false},  {qwen3moe, false},     {llama, false},
+             {hybrid, false}, {even, false},         {hybrid_experts, false},
+             {gemma, true},   {gemma_experts, true}, {wide, false}};
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
 static const struct pair drafter_parts[] = {
@@ -232,16 +243,18 @@ static void same_paths(struct session *s, struct session *chain, const struct sh
 static void test_rows(void **state)
 {
     static const int32_t length[] = {1, 30, 250, 253, 640};
-    static const uint32_t types[] = {KN_F16, KN_F32, KN_BF16};
+    static const uint32_t types[] = {KN_F16, KN_F32, KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q5_0, KN_TQ3_0};
     struct model *d = drafter();
     (void)state;
     for (int kind = 0; kind < KINDS; kind++) {
         struct model *t = target(kind);
+        const size_t n_types = kinds[kind].parts == wide ? sizeof types / sizeof *types : 3;
         for (size_t i = 0; i < sizeof length / sizeof *length; i++) {
             struct err e = {0};
             struct kn_kv_types kv[8];
             for (int k = 0; k < 8; k++)
-                kv[k] = (struct kn_kv_types){types[(i + (size_t)k) % 3], types[(i + (size_t)k * 2) % 3]};
+                kv[k] = (struct kn_kv_types){types[(i + (size_t)k) % n_types],
+                                             types[(i + (size_t)k * 2 + 1) % n_types]};
             struct session *s = start(t, d, kv, 63, i % 2 ? 5 : 0), *chain = start(t, d, kv, 0, 0);
             must(session_prefill(s, prompt, length[i], NULL, NULL, &e) ||
                      session_prefill(chain, prompt, length[i], NULL, NULL, &e),

@@ -158,6 +158,7 @@ static inline int tiny_data(const struct tiny *y, struct gguf_writer *w, struct 
         v[i] = t->ne[1] ? tiny_random(x, 1.6f / sqrtf((float)t->ne[0])) : 1 + tiny_random(x, 0.2f);
     if (!strcmp(t->name, "token_embd.weight"))
         for (int64_t i = 0; i < n; i++) v[i] *= 2;
+    for (int64_t i = 0; i < n && !strcmp(t->name, "rope_freqs.weight"); i++) v[i] = 1 + v[i] * v[i];
     if (y->nan_tensor && !strcmp(t->name, y->nan_tensor)) v[0] = NAN;
     if (!strcmp(t->name, "d2t")) return gguf_write_data(w, o, y->d2t ? y->d2t : tiny_d2t, sizeof tiny_d2t, e);
     if (type == KN_F32) return gguf_write_data(w, o, v, (uint64_t)n * sizeof *v, e);

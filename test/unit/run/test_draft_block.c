@@ -1,0 +1,335 @@
+/* test_draft_block.c - drafters whose blocks are not Qwen3's, as llama.cpp's of Gemma 4 are: values made of
+ * keys, norms behind the branches, a scale of the layer, divisors of the rotation, gelu, a scale of the
+ * scores. Context and block against a slow reference in double, and the target's stream. */
+#include "engine_fixture.h"
+
+#include "../../../common/make/convert.h"
+#include "../../../common/run/engine.h"
+
+enum { E = TINY_EMBD, V = TINY_VOCAB, HEADS = 4, KV = 2, D = 48, FF = 36, MOST = 64 };
+
+static struct model *target;
+
+#define NORMS(i)                                                                                             \
+    {"blk." #i ".post_attention_norm.weight", {E, 0}}, {"blk." #i ".post_ffw_norm.weight", {E, 0}},          \
+    {                                                                                                        \
+        "blk." #i ".layer_output_scale.weight",                                                              \
+        {                                                                                                    \
+            1, 0                                                                                             \
+        }                                                                                                    \
+    }
+static const struct tiny_tensor norms[] = {NORMS(0), NORMS(1), {"", {0, 0}}},
+                                some[] = {{"blk.1.post_ffw_norm.weight", {E, 0}}, {"", {0, 0}}},
+                                turned[] = {
+                                    NORMS(0), NORMS(1), {"rope_freqs.weight", {D / 2, 0}}, {"", {0, 0}}};
+
+static int gelu(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_str(w, "dflash.hidden_act", "gelu_pytorch_tanh", 17, e);
+}
+static int silu(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_str(w, "dflash.hidden_act", "silu", 4, e);
+}
+static int scored(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_f32(w, "dflash.attention.scale", 0.3f, e);
+}
+static int all(struct gguf_writer *w, struct err *e)
+{
+    return gelu(w, e) || gguf_put_f32(w, "dflash.attention.scale", 0.05f, e);
+}
+
+static const struct form {
+    const char *name;
+    struct tiny y;
+    bool other;
+} forms[] = {
+    {"plain", {.drafter = true}, false},
+    {"silu", {.drafter = true, .edit = silu}, false},
+    {"gelu", {.drafter = true, .edit = gelu}, true},
+    {"scores", {.drafter = true, .edit = scored}, true},
+    {"values of keys", {.drafter = true, .drop_tensor = "blk.1.attn_v.weight"}, true},
+    {"norms", {.drafter = true, .extra = norms}, true},
+    {"one norm", {.drafter = true, .extra = some}, true},
+    {"all", {.drafter = true, .extra = turned, .drop_tensor = "blk.0.attn_v.weight", .edit = all}, true},
+};
+enum { N_FORMS = sizeof forms / sizeof forms[0] };
+
+/* ---- the slow reference ---- */
+
+static const float *w_of(const struct model *m, const char *part, int layer)
+{
+    char name[64];
+    snprintf(name, sizeof name, layer < 0 ? "%.0d%s.weight" : "blk.%d.%s.weight", layer < 0 ? 0 : layer,
+             part);
+    const struct gguf_tensor *t = gguf_tensor(m->file, name);
+    return t ? (const float *)(const void *)t->data : NULL;
+}
+
+static void times(double *out, const float *w, int rows, const double *x, int cols)
+{
+    for (int r = 0; r < rows; r++) {
+        out[r] = 0;
+        for (int c = 0; c < cols; c++) out[r] += (double)w[r * cols + c] * x[c];
+    }
+}
+
+static void normed(double *out, const double *x, const float *w, int n)
+{
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += x[i] * x[i];
+    for (int i = 0; i < n; i++) out[i] = x[i] / sqrt(sum / n + 1e-6) * (w ? (double)w[i] : 1);
+}
+
+static void turn(const struct model *m, double *x, int pos)
+{
+    const float *divisor = w_of(m, "rope_freqs", -1);
+    for (int i = 0; i < D / 2; i++) {
+        const double a = pos * pow(10000, -2.0 * i / D) / (divisor ? (double)divisor[i] : 1);
+        const double u = x[i], v = x[i + D / 2];
+        x[i] = u * cos(a) - v * sin(a), x[i + D / 2] = v * cos(a) + u * sin(a);
+    }
+}
+
+/* Key and value of layer i of the row n at pos. */
+static void key_value(const struct model *m, int i, const double *n, int pos, double *k, double *v)
+{
+    const float *wv = w_of(m, "attn_v", i);
+    times(k, w_of(m, "attn_k", i), KV * D, n, E);
+    if (wv) times(v, wv, KV * D, n, E);
+    for (int h = 0; h < KV; h++) {
+        if (!wv) normed(v + h * D, k + h * D, NULL, D);
+        normed(k + h * D, k + h * D, w_of(m, "attn_k_norm", i), D);
+        turn(m, k + h * D, pos);
+    }
+}
+
+struct slow {
+    double context[MOST][E], x[TINY_BLOCK][E], k[MOST][KV * D], v[MOST][KV * D];
+    double features[MOST][2 * E];
+};
+
+static void attend(const struct model *m, const struct slow *s, int i, int at, int row, const double *n,
+                   double *out)
+{
+    double q[HEADS * D], p[MOST];
+    const struct desc_layer *l = &m->d->layer[i];
+    const double scale = m->d->attention_scale > 0 ? (double)m->d->attention_scale : 1 / sqrt(D);
+    times(q, w_of(m, "attn_q", i), HEADS * D, n, E);
+    for (int h = 0; h < HEADS; h++) {
+        double sum = 0, most = -INFINITY;
+        normed(q + h * D, q + h * D, w_of(m, "attn_q_norm", i), D);
+        turn(m, q + h * D, at + row);
+        for (int j = 0; j < at + TINY_BLOCK; j++) {
+            p[j] = 0;
+            for (int c = 0; c < D; c++) p[j] += scale * q[h * D + c] * s->k[j][h / 2 * D + c];
+            if ((l->causal && j > at + row) || (l->window && at + row - j >= l->window)) p[j] = -INFINITY;
+            if (p[j] > most) most = p[j];
+        }
+        for (int j = 0; j < at + TINY_BLOCK; j++) sum += p[j] = exp(p[j] - most);
+        for (int c = 0; c < D; c++) out[h * D + c] = 0;
+        for (int j = 0; j < at + TINY_BLOCK; j++)
+            for (int c = 0; c < D; c++) out[h * D + c] += p[j] / sum * s->v[j][h / 2 * D + c];
+    }
+}
+
+/* x += y, behind its norm where there is one. */
+static void join(const struct model *m, int i, const char *norm, const double *y, double *x)
+{
+    double n[E];
+    memcpy(n, y, sizeof n);
+    if (w_of(m, norm, i)) normed(n, y, w_of(m, norm, i), E);
+    for (int c = 0; c < E; c++) x[c] += n[c];
+}
+
+static void feed_forward(const struct model *m, int i, double *x)
+{
+    double n[E], y[E], gate[FF], up[FF];
+    const float *scale = w_of(m, "layer_output_scale", i);
+    normed(n, x, w_of(m, "ffn_norm", i), E);
+    times(gate, w_of(m, "ffn_gate", i), FF, n, E);
+    times(up, w_of(m, "ffn_up", i), FF, n, E);
+    for (int c = 0; c < FF; c++) {
+        const double g = gate[c];
+        up[c] *= m->d->gelu ? g / 2 * (1 + tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)))
+                            : g / (1 + exp(-g));
+    }
+    times(y, w_of(m, "ffn_down", i), E, up, FF);
+    join(m, i, "post_ffw_norm", y, x);
+    for (int c = 0; c < E && scale; c++) x[c] *= (double)scale[0];
+}
+
+/* The rows of the block behind at tokens, with anchor. */
+static void slow_block(const struct model *m, struct slow *s, int at, int32_t anchor)
+{
+    const float *embed = w_of(target, "token_embd", -1);
+    double n[TINY_BLOCK][E], out[HEADS * D], y[E];
+    for (int j = 0; j < at; j++) {
+        times(y, w_of(m, "fc", -1), E, s->features[j], 2 * E);
+        normed(s->context[j], y, w_of(m, "enc.output_norm", -1), E);
+    }
+    for (int r = 0; r < TINY_BLOCK; r++)
+        for (int c = 0; c < E; c++) s->x[r][c] = embed[(r ? TINY_MASK : anchor) * E + c];
+    for (int i = 0; i < TINY_DRAFT_LAYERS; i++) {
+        for (int j = 0; j < at; j++) key_value(m, i, s->context[j], j, s->k[j], s->v[j]);
+        for (int r = 0; r < TINY_BLOCK; r++) {
+            normed(n[r], s->x[r], w_of(m, "attn_norm", i), E);
+            key_value(m, i, n[r], at + r, s->k[at + r], s->v[at + r]);
+        }
+        for (int r = 0; r < TINY_BLOCK; r++) {
+            attend(m, s, i, at, r, n[r], out);
+            times(y, w_of(m, "attn_output", i), E, out, HEADS * D);
+            join(m, i, "post_attention_norm", y, s->x[r]);
+            feed_forward(m, i, s->x[r]);
+        }
+    }
+}
+
+/* ---- ours ---- */
+
+static struct model *made(const struct form *f, uint32_t seed)
+{
+    struct err e = {0};
+    struct tiny y = f->y;
+    y.seed = seed;
+    must(tiny_write(drafter_path, &y, &e), &e);
+    struct model *m = load(drafter_path, be);
+    assert_int_equal(m->d->other_block, f->other);
+    return m;
+}
+
+static void test_block(void **state)
+{
+    static struct slow s;
+    (void)state;
+    for (int i = 0; i < N_FORMS; i++) {
+        struct model *m = made(&forms[i], 11);
+        for (int at = 1; at < 40; at += 6) {
+            struct err e = {0};
+            struct session *q;
+            const struct session_options o = {.ctx = 60, .chunk = MOST, .kv = {KN_F32, KN_F32}};
+            int32_t ids[MAX_BLOCK];
+            bool usable;
+            must(session_new(&q, target, m, &o, &e), &e);
+            must(session_prefill(q, prompt, at, NULL, NULL, &e), &e);
+            must(session_draft(q, prompt[at], ids, &usable, true, &e), &e);
+            for (int j = 0; j < at * 2 * E; j++) s.features[j / (2 * E)][j % (2 * E)] = q->g->features[j];
+            slow_block(m, &s, at, prompt[at]);
+            for (int r = 0; r < TINY_BLOCK; r++) {
+                double h[E], want[V];
+                float got[V];
+                normed(h, s.x[r], w_of(m, "output_norm", -1), E);
+                times(want, w_of(target, "output", -1), V, h, E);
+                must(session_logits(q, r, got, &e), &e);
+                for (int v = 0; v < V; v++)
+                    if (!(fabs(got[v] - want[v]) < 5e-4))
+                        fail_msg("%s, behind %d: row %d, id %d: %.7g (expected %.7g)", forms[i].name, at, r,
+                                 v, (double)got[v], want[v]);
+            }
+            session_free(q);
+        }
+        model_free(m);
+    }
+}
+
+static void test_streams(void **state)
+{
+    static struct run plain, r;
+    (void)state;
+    for (int i = 0; i < N_FORMS; i++) {
+        struct model *m = made(&forms[i], 12);
+        for (int k = 0; k < 2; k++) {
+            struct way y = {.prompt = 20, .sampler = k ? sampled : greedy, .target_model = target};
+            run(&y, &plain);
+            y.drafter = true, y.drafter_model = m;
+            for (int chunk = 0; chunk < 2; chunk++) {
+                y.chunk = 7 * chunk, y.state = chunk;
+                run(&y, &r);
+                same_ids(&plain, &r);
+            }
+            y.state = false;
+            run_recorded(&y, &r);
+            same_ids(&plain, &r);
+        }
+        model_free(m);
+    }
+}
+
+static int relu(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_str(w, "dflash.hidden_act", "relu", 4, e);
+}
+static int below(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_f32(w, "dflash.attention.scale", -1, e);
+}
+
+static void test_refused(void **state)
+{
+    static const struct tiny_tensor scale[] = {{"blk.0.layer_output_scale.weight", {1, 0}}, {"", {0, 0}}},
+                                    freqs[] = {{"rope_freqs.weight", {D, 0}}, {"", {0, 0}}};
+    static const struct {
+        struct tiny y;
+        const char *msg;
+    } c[] = {
+        {{.edit = relu},
+         "key 'dflash.hidden_act': is not supported (expected silu, gelu or gelu_pytorch_tanh, got relu)"},
+        {{.edit = below},
+         "key 'dflash.attention.scale': out of range (expected a finite number above 0, got -1)"},
+        {{.extra = scale},
+         "tensor 'blk.0.layer_output_scale.weight': is not supported without post_ffw_norm"},
+        {{.extra = freqs}, "tensor 'rope_freqs.weight': has the wrong shape (expected [24], got [48])"},
+        {{.extra = norms, .wide_tensor = "blk.1.post_ffw_norm.weight"},
+         "tensor 'blk.1.post_ffw_norm.weight': has the wrong shape (expected [40], got [41])"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof c / sizeof c[0]; i++) {
+        struct err e = {0};
+        struct model *m;
+        struct tiny y = c[i].y;
+        y.drafter = true;
+        must(tiny_write(drafter_path, &y, &e), &e);
+        if (model_load(&m, drafter_path, be, NULL, NULL, NULL, &e) == 0) fail_msg("loads: %s", c[i].msg);
+        if (e.code != ERR_FORMAT || !strstr(e.msg, c[i].msg)) fail_msg("%s\nnot %s", e.msg, c[i].msg);
+    }
+}
+
+/* In its own dialect its bytes stay; another one has no place for it. */
+static void test_relabelled(void **state)
+{
+    struct convert o;
+    struct err e = {0};
+    (void)state;
+    model_free(made(&forms[N_FORMS - 1], 13));
+    convert_defaults(&o);
+    o.input = drafter_path, o.output = scratch("again.gguf"), o.dialect = "upstream", o.force = true;
+    must(convert_run(&o, &e), &e);
+    struct gguf *a, *b;
+    must(gguf_open(&a, drafter_path, &e), &e);
+    must(gguf_open(&b, o.output, &e), &e);
+    assert_int_equal(a->n_tensors, b->n_tensors);
+    for (uint64_t i = 0; i < a->n_tensors; i++) {
+        const struct gguf_tensor *t = gguf_tensor(b, a->tensor[i].name);
+        if (!t) fail_msg("no %s", a->tensor[i].name);
+        assert_memory_equal(t->data, a->tensor[i].data, t->bytes);
+    }
+    gguf_close(a), gguf_close(b);
+    o.dialect = "ik";
+    assert_int_equal(convert_run(&o, &e), -1);
+    assert_non_null(strstr(e.msg,
+                           "dialect ik has no place for the parts of a DFlash drafter (blocks with gelu, "
+                           "scores times 0.05, norms behind branches, values of the keys in 1 of 2 layers"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_block), cmocka_unit_test(test_streams),
+                                       cmocka_unit_test(test_refused), cmocka_unit_test(test_relabelled)};
+    if (engine_begin()) return 4;
+    target = load(target_path, be);
+    int rc = cmocka_run_group_tests_name("draft_block", tests, NULL, NULL);
+    model_free(target);
+    engine_end();
+    return rc;
+}
