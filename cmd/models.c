@@ -286,6 +286,52 @@ int models_session(struct models *m, const struct cli *c, const struct session_o
     return session_new(s, m->target, m->drafter, o, e);
 }
 
+int models_engine(struct models *m, const struct cli *c, const struct session_options *o,
+                  struct source *source, struct engine **g, struct err *e)
+{
+    *g = NULL;
+    const bool whole = m->drafter || !m->drafter_path; /* what the plan is of */
+    if (m->planner && whole && plan(m, c, o, true, e)) return -1;
+    return engine_open(g, m->target, source, o, e);
+}
+
+void models_park(struct models *m, unsigned what)
+{
+    if (what & MODELS_DRAFTER && m->drafter) {
+        memcpy(m->identity[1], m->drafter->d->identity, 16);
+        model_free(m->drafter);
+        m->drafter = NULL;
+    }
+    if (what & MODELS_TARGET && m->target) {
+        memcpy(m->identity[0], m->target->d->identity, 16);
+        model_free(m->target);
+        m->target = NULL;
+    }
+}
+
+static int take_back(struct models *m, const struct cli *c, bool drafter, struct err *e)
+{
+    struct desc_override o = {.draft_causal = -1};
+    const char *path = drafter ? m->drafter_path : m->target_path;
+    struct model **x = drafter ? &m->drafter : &m->target;
+    struct progress p = {c, drafter ? "loading drafter" : "loading target"};
+    if (drafter) overrides(m, c, &o);
+    if (model_open(x, path, m->be, &o, e)) return -1;
+    if (memcmp((*x)->d->identity, m->identity[drafter], 16))
+        err_set(e, ERR_FORMAT, "%s: is another file than the one that was parked", path);
+    else if (model_fill(*x, show_progress, &p, e) == 0)
+        return 0;
+    model_free(*x);
+    *x = NULL;
+    return -1;
+}
+
+int models_unpark(struct models *m, const struct cli *c, unsigned what, struct err *e)
+{
+    if (what & MODELS_TARGET && !m->target && take_back(m, c, false, e)) return -1;
+    return what & MODELS_DRAFTER && m->drafter_path && !m->drafter ? take_back(m, c, true, e) : 0;
+}
+
 void models_check_flags(const struct models *m, const struct cli *c)
 {
     struct desc_override seen;

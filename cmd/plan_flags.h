@@ -16,6 +16,7 @@ struct plan_flags {
     struct plan_times times;                           /* of the file; else measured at the first stream */
     struct calibration calibration;
     bool timed;             /* times are there */
+    bool lazy;              /* a stream that finds times there records what it runs when it runs it */
     double timed_s;         /* what measuring and recording took */
     int32_t guessed;        /* times that were not measured for lack of time */
     struct planner_auto a;  /* of the last stream that was opened */

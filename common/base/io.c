@@ -437,6 +437,16 @@ fail:
     return -1;
 }
 
+int io_out_fd(struct io_out *o, int fd, const char *name, struct err *e)
+{
+    *o = (struct io_out){.fd = fd, .buf = mem_alloc(OUT_BUF), .path = mem_strdup(name)};
+    if (o->buf && o->path) return 0;
+    err_set(e, ERR_IO, "%s: out of memory (output buffer)", name);
+    if (!o->buf && !o->path) close(fd);
+    io_out_abort(o);
+    return -1;
+}
+
 static int write_all(struct io_out *o, const uint8_t *p, size_t n, struct err *e)
 {
     while (n) {
