@@ -116,6 +116,7 @@ static int take_cycle(const struct session *s, const struct spec_options *o, str
     st->idle_s += c->result.idle_s;
     if (c->result.idle_s > st->idle_max_s) st->idle_max_s = c->result.idle_s;
     st->nan_cycles += !c->usable;
+    st->tried += c->rows - 1;
     if (c->block && o->proposals && o->proposals(o->ctx, c->block + 1, s->o.block - 1, e)) return -1;
     /* Accepted proposals are the picks before the first that differs, and that one follows them. Where a row
      * that stays came to no number, what stands before it is written as it is without a drafter, and may end

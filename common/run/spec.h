@@ -58,6 +58,7 @@ struct spec_stats {
     int64_t steps;                      /* target passes after the prefill */
     int64_t nan_cycles;                 /* cycles whose drafter gave NaN and that proposed nothing */
     int64_t accepted[SESSION_MAX_ROWS]; /* cycles by the number of proposals that equalled the picks */
+    int64_t tried;                      /* proposals that were verified */
     int64_t look_cycles,
         look_accepted; /* cycles that tried a look-up's chain, and its tokens that were right */
     int64_t full_cycles, full_accepted; /* cycles that n did not cut, and their accepted proposals */
