@@ -273,6 +273,13 @@ $(INJECT): test/inject/inject.c
 	$(SAY) LINK $@
 	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra $(if $(filter 1,$(WERROR)),-Werror) -fPIC -shared $< -o $@ -ldl -lpthread
 
+# A client of dflash-generate --serve, and the suite that has it talk (test/serve).
+SERVE_CLIENT := $(BUILD)/test/serve_client
+$(SERVE_CLIENT): test/serve/client.c
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Wshadow $(if $(filter 1,$(WERROR)),-Werror) $< -o $@
+
 .PHONY: test-faults
 test-faults: all $(INJECT) $(PAIR_FILES)
 	@CUDA_VISIBLE_DEVICES= $(RUN) faults $(BUILD)/test/faults.log "inject=test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) $(FAULTS)"
@@ -283,6 +290,7 @@ SUITES = "run=test/run_test.sh" $(UNIT_SUITES) \
          "fuzz=$(MAKE) -s --no-print-directory fuzz-replay" \
          "cli=test/cli/run.sh $(BIN) $(DENSE)" \
          "inject=test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) $(INJECT_POINTS)" \
+         "serve=test/serve/serve.sh $(BIN) $(DENSE) $(SERVE_CLIENT)" \
          "reference=test/reference/check_reference.sh $(BIN) $(BUILD)/test/reference" \
          "family=test/family/check_families.sh $(BIN) $(BUILD)/test/family" \
          "golden/pair=test/golden/golden.sh check $(BIN) $(DENSE)" \
@@ -295,7 +303,7 @@ LOSSLESS_PROMPT := data/prompts/python-8-long.txt
 
 # Where there is a device it is not seen: these are the CPU's.
 .PHONY: test
-test: all $(UNIT_BIN) $(REPLAY_BIN) $(INJECT) $(BUILD)/test/oracle $(BUILD)/test/lossless $(if $(filter 1,$(CUDA)),$(BUILD)/test/test_layout) $(PAIR_FILES)
+test: all $(UNIT_BIN) $(REPLAY_BIN) $(INJECT) $(SERVE_CLIENT) $(BUILD)/test/oracle $(BUILD)/test/lossless $(if $(filter 1,$(CUDA)),$(BUILD)/test/test_layout) $(PAIR_FILES)
 	@CUDA_VISIBLE_DEVICES= $(RUN) test $(BUILD)/test/test.log $(SUITES)
 
 # After a change of tests: the numbers of the last run of `make test` into test/PLAN, to be looked at and committed with it.
@@ -400,8 +408,9 @@ test-sanitize:
 	@ASAN_OPTIONS=detect_leaks=1 $(MAKE) --no-print-directory SANITIZE=address,undefined sanitize-suites
 
 .PHONY: sanitize-suites
-sanitize-suites: all $(UNIT_BIN) $(INJECT) $(PAIR_FILES)
+sanitize-suites: all $(UNIT_BIN) $(INJECT) $(SERVE_CLIENT) $(PAIR_FILES)
 	@$(RUN) sanitize $(BUILD)/test/sanitize.log $(UNIT_SUITES) "cli=test/cli/run.sh $(BIN) $(DENSE)" \
+	    "serve=test/serve/serve.sh $(BIN) $(DENSE) $(SERVE_CLIENT) 60" \
 	    "inject/few=test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) 2 $(SANITIZE_INJECT)"
 # Half a second a run: one job of each kind.
 SANITIZE_INJECT := convert-q4_k_m quantize inspect-pair inspect-check tokenize-spm chat prefill generate generate-state bench-report

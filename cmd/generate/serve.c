@@ -329,7 +329,7 @@ static int loop(struct server *sv, struct err *e)
             sv->turn = j;
             job_step(j, sv);
         }
-        busy |= j || next_turn(sv) != NULL;
+        busy |= j || next_turn(sv) != NULL || (sv->waits && !sv->running) || done(sv);
         for (const struct client *c = sv->clients; c && !busy; c = c->next)
             busy = c->first && !c->job && client_takes(c) && !sv->waits && c->first->r.kind != REQUEST_QUIT;
         rc = see_all(sv, &w, busy, e);
