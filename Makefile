@@ -429,7 +429,7 @@ FUZZ_FLAGS   := -std=c11 -D_GNU_SOURCE -O1 -g -w -fno-omit-frame-pointer -fsanit
 FUZZ_WRAP    := $(foreach f,read fstat lseek open close,-Wl$(comma)--wrap=$f) # test/fuzz/stream.h
 FUZZ_RUN     := -timeout=10 -rss_limit_mb=2048 -print_final_stats=1
 # Bytes an input at most: what one find needs, no more, for the speed.
-FUZZ_LEN     := chat=512 config_json=2048 desc=4096 gguf=2048 imatrix=2048 safetensors=2048 session=16384 snapshot=1024 state=1024 tokenize=192 tokenizer_json=8192 tokens=512
+FUZZ_LEN     := chat=512 config_json=2048 desc=4096 gguf=2048 imatrix=2048 request=512 safetensors=2048 session=16384 snapshot=1024 state=1024 tokenize=192 tokenizer_json=8192 tokens=512
 fuzz_args     = -max_len=$(patsubst $1=%,%,$(firstword $(filter $1=%,$(FUZZ_LEN)) $1=4096)) $(if $(wildcard test/fuzz/$1.dict),-dict=test/fuzz/$1.dict)
 build-fuzz/obj/%.o: %.c
 	@mkdir -p $(@D)

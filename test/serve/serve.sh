@@ -1,9 +1,9 @@
 #!/bin/bash
 # serve.sh - dflash-generate --serve with real clients (client.c, and the shell).
 #
-# usage: test/serve/serve.sh BIN_DIR PAIR_DIR CLIENT [LINES]      LINES: random lines a run; default 500
+# usage: test/serve/serve.sh BIN_DIR PAIR_DIR CLIENT [LINES]      LINES: random lines a run; default 400
 set -u
-bin=$(cd "$1" && pwd) pair=$(cd "$2" && pwd) client=$(cd "$(dirname "$3")" && pwd)/$(basename "$3") lines=${4:-500}
+bin=$(cd "$1" && pwd) pair=$(cd "$2" && pwd) client=$(cd "$(dirname "$3")" && pwd)/$(basename "$3") lines=${4:-400}
 src=$(cd "$(dirname "$0")/../.." && pwd)
 export PATH="$bin:$PATH" LC_ALL=C
 work=$(mktemp -d)
