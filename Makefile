@@ -196,7 +196,10 @@ $(UNIT_BIN): $(BUILD)/test/%: $$(wildcard test/unit/*/$$*.c) $(LIB) $$(wildcard 
 
 # test/run.sh runs suites and compares the number of their checks with test/PLAN, whose lines hold for a build with or
 # without CUDA.
+# Of a run of many suites as many go at a time as there are cores.
 RUN := FACTS="cuda=$(CUDA)" test/run.sh
+SUITE_JOBS ?= $(shell nproc 2>/dev/null || echo 1)
+RUN_MANY := SUITE_JOBS=$(SUITE_JOBS) $(RUN)
 UNIT_SUITES = $(foreach t,$(UNIT_BIN),"unit/$(notdir $t)=$t")
 .PHONY: unit
 unit: $(UNIT_BIN)
@@ -222,6 +225,11 @@ $(BUILD)/test/oracle: test/reference/oracle_main.c test/reference/oracle.c test/
 	$(SAY) LINK $@
 	$(Q)$(CC) $(CFLAGS_ALL) -O3 $(LDFLAGS) test/reference/oracle_main.c test/reference/oracle.c $(LIB) -o $@ $(LIBS)
 
+$(BUILD)/test/offers: test/reference/offers.c $(LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
+
 DENSE := $(BUILD)/pair
 HYBRID := $(BUILD)/pair-hybrid
 # Every matrix in one of these; as recipes of dflash-quantize they are mixes.
@@ -235,6 +243,9 @@ $(BUILD)/$1/drafter-%.gguf: data/$1/drafter/model.safetensors $(BIN)/dflash-conv
 	@mkdir -p $$(@D)
 	$$(SAY) GGUF $$@
 	$$(Q)$(BIN)/dflash-convert -q --force data/$1/drafter -o $$@ --type $$* --target data/$1/target
+$(BUILD)/$1/drafter-dflash2-%.gguf: $(BUILD)/$1/drafter-%.gguf $(BUILD)/test/make_dflash2
+	$$(SAY) GGUF $$@
+	$$(Q)$(BUILD)/test/make_dflash2 $$< $$@
 $(foreach t,q4_0 q5_0 q4_k q5_k q6_k,$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-f32.gguf $(BIN)/dflash-quantize
 	$$(SAY) GGUF $$@
 	$$(Q)$(BIN)/dflash-quantize -q --force $$< -o $$@ --type $$*
@@ -243,8 +254,21 @@ $(foreach t,$(LOW),$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUI
 	$$(Q)$(BIN)/dflash-quantize -q --force $$< -o $$@ --type q8_0 --tensor-type '*=$$*'
 endef
 $(foreach p,pair pair-hybrid,$(eval $(call pair_rules,$p)))
+# The hybrid target with a block that predicts further tokens, of random weights.
+MTP := $(BUILD)/pair-mtp
+$(MTP)/target-%.gguf: $(HYBRID)/target-%.gguf
+	@mkdir -p $(@D)
+	$(Q)ln -f $< $@
+$(MTP)/drafter-%.gguf: data/pair-hybrid/target/config.json $(BIN)/dflash-convert
+	@mkdir -p $(@D)
+	$(SAY) GGUF $@
+	$(Q)$(BIN)/dflash-convert -q --force $< -o $@ --random 1 --mtp only --type $*
 files_of = $(foreach t,f32 f16 bf16 q8_0 q4_k_m,$1/target-$t.gguf $1/drafter-$t.gguf) $(foreach t,q4_0 q5_0 q4_k q5_k q6_k,$1/target-$t.gguf)
 DIALECTS := $(DENSE)/dialects
+$(BUILD)/test/make_dflash2: test/make_dflash2.c $(LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
 $(BUILD)/test/make_dialects: test/make_dialects.c test/dialect_files.h $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
@@ -254,7 +278,8 @@ $(DIALECTS)/made: $(BUILD)/test/make_dialects $(DENSE)/drafter-q4_k_m.gguf
 	$(SAY) GGUF $(@D)
 	$(Q)$< $(DENSE)/drafter-q4_k_m.gguf $(@D) && touch $@
 
-PAIR_FILES := $(DIALECTS)/made $(call files_of,$(DENSE)) $(foreach t,$(LOW),$(DENSE)/target-$t.gguf) $(foreach t,bf16 q8_0 q4_k_m,$(HYBRID)/target-$t.gguf $(HYBRID)/drafter-$t.gguf)
+DFLASH2 := $(foreach t,bf16 q4_k_m,dflash2-$t)
+PAIR_FILES := $(DIALECTS)/made $(call files_of,$(DENSE)) $(foreach p,$(DENSE) $(HYBRID),$(DFLASH2:%=$p/drafter-%.gguf)) $(foreach t,$(LOW),$(DENSE)/target-$t.gguf) $(foreach t,bf16 q8_0 q4_k_m,$(HYBRID)/target-$t.gguf $(HYBRID)/drafter-$t.gguf $(MTP)/target-$t.gguf $(MTP)/drafter-$t.gguf)
 # The types of the hybrid pair that every run tests; test-exhaustive tests all.
 HYBRID_TYPES := bf16,q8_0,q4_k_m
 
@@ -298,13 +323,14 @@ SUITES = "run=test/run_test.sh" $(UNIT_SUITES) \
          "lossless/pair=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT)" \
          "lossless/low=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --types $(subst $(space),$(comma),$(LOW))" \
          "lossless/pair-hybrid=$(LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --types $(HYBRID_TYPES)" \
+         "lossless/pair-mtp=$(LOSSLESS) $(MTP) $(LOSSLESS_PROMPT) --untrained --types q8_0" \
          $(if $(filter 1,$(CUDA)),"layout=$(BUILD)/test/test_layout")
 LOSSLESS_PROMPT := data/prompts/python-8-long.txt
 
 # Where there is a device it is not seen: these are the CPU's.
 .PHONY: test
-test: all $(UNIT_BIN) $(REPLAY_BIN) $(INJECT) $(SERVE_CLIENT) $(BUILD)/test/oracle $(BUILD)/test/lossless $(if $(filter 1,$(CUDA)),$(BUILD)/test/test_layout) $(PAIR_FILES)
-	@CUDA_VISIBLE_DEVICES= $(RUN) test $(BUILD)/test/test.log $(SUITES)
+test: all $(UNIT_BIN) $(REPLAY_BIN) $(INJECT) $(SERVE_CLIENT) $(BUILD)/test/oracle $(BUILD)/test/offers $(BUILD)/test/lossless $(if $(filter 1,$(CUDA)),$(BUILD)/test/test_layout) $(PAIR_FILES)
+	@CUDA_VISIBLE_DEVICES= $(RUN_MANY) test $(BUILD)/test/test.log $(SUITES)
 
 # After a change of tests: the numbers of the last run of `make test` into test/PLAN, to be looked at and committed with it.
 # test-GROUP-plan: those of another group.
@@ -371,6 +397,15 @@ bench-gpu: all $(BUILD)/test/table_gpu $(BUILD)/test/experts_bench
 	$(BUILD)/test/table_gpu $(GPU_MODELS)
 	$(BUILD)/test/experts_bench
 
+# Files of any mix: 8B as llama.cpp's rules mix it, as dynamic files do, and all of one type; MIXES="27b-q4_k_m 27b-dynamic
+# 27b-gates-f32": others of make_models.sh. 41 GB.
+MIXES ?= 8b-q4_k_m 8b-dynamic 8b-q8_0 8b-q6_k 8b-bf16
+.PHONY: bench-mixes
+bench-mixes: all
+	test/gpu/bench/make_models.sh $(BIN) $(GPU_MODELS) $(MIXES)
+	@for m in $(MIXES); do $(BIN)/dflash-bench rows -m $(GPU_MODELS)/$$m.gguf --device cuda --context 512 --rounds 7 \
+		--rows 1,2,16,17,64,65,128,512 || exit; done
+
 .PHONY: test-gpu test-gpu-build
 test-gpu-build: $(BUILD)/test/mm_gpu $(BUILD)/test/attention_gpu $(BUILD)/test/table_gpu $(BUILD)/test/memory_gpu $(BUILD)/test/limits_gpu $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/experts_gpu $(BUILD)/test/experts_bench $(BUILD)/test/chain_gpu $(BUILD)/test/chain_delta_gpu $(BUILD)/test/lossless_gpu
 test-gpu: all test-gpu-build $(PAIR_FILES)
@@ -388,7 +423,18 @@ GPU_SUITES = "gpu/mm=$(BUILD)/test/mm_gpu check" \
     "gpu/lossless-pair=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda" \
     "gpu/lossless-low=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --types $(subst $(space),$(comma),$(LOW))" \
     "gpu/lossless-pair-hybrid=$(GPU_LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --types $(HYBRID_TYPES)" \
+    "gpu/plans-mtp=$(BUILD)/test/test_gpu --plans $(MTP) $(LOSSLESS_PROMPT)" \
+    "gpu/lossless-pair-mtp=$(GPU_LOSSLESS) $(MTP) $(LOSSLESS_PROMPT) --untrained --device cuda --types $(HYBRID_TYPES)" \
     "gpu/family=DEVICE=cuda test/family/check_families.sh $(BIN) $(BUILD)/test/family-cuda"
+
+# What a turn of a chat costs, from a state and anew, over random weights of Qwen3-0.6B (400 MB): minutes on two cores.
+# TURNS_FLAGS: more of dflash-generate's, as --device cuda.
+.PHONY: bench-turns
+bench-turns: all $(DENSE)/target-q8_0.gguf
+	@mkdir -p $(BUILD)/bench
+	@[ -e $(BUILD)/bench/0.6b.gguf ] || $(BIN)/dflash-convert data/configs/qwen3-0.6b.json --random 1 --type q4_k_m -o $(BUILD)/bench/0.6b.gguf
+	$(BIN)/dflash-tokenize -m $(DENSE)/target-q8_0.gguf --force -o $(BUILD)/bench/turns.tok <$(LOSSLESS_PROMPT)
+	test/bench/turns.sh $(BIN) $(BUILD)/bench/0.6b.gguf $(BUILD)/bench/turns.tok 6 $(TURNS_FLAGS)
 
 # Golden streams anew: only where a change is meant to change the arithmetic.
 .PHONY: golden
@@ -409,9 +455,9 @@ test-sanitize:
 
 .PHONY: sanitize-suites
 sanitize-suites: all $(UNIT_BIN) $(INJECT) $(SERVE_CLIENT) $(PAIR_FILES)
-	@$(RUN) sanitize $(BUILD)/test/sanitize.log $(UNIT_SUITES) "cli=test/cli/run.sh $(BIN) $(DENSE)" \
+	@$(RUN_MANY) sanitize $(BUILD)/test/sanitize.log "cli=test/cli/run.sh $(BIN) $(DENSE)" \
 	    "serve=test/serve/serve.sh $(BIN) $(DENSE) $(SERVE_CLIENT) 60" \
-	    "inject/few=test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) 2 $(SANITIZE_INJECT)"
+	    "inject/few=test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) 2 $(SANITIZE_INJECT)" $(UNIT_SUITES)
 # Half a second a run: one job of each kind.
 SANITIZE_INJECT := convert-q4_k_m quantize inspect-pair inspect-check tokenize-spm chat prefill generate generate-state bench-report
 
@@ -547,7 +593,8 @@ help:
 	@echo "make test-faults     every program with an allocation, read, write, ... failing, on every path of calls"
 	@echo "make test-sanitize   unit and command line tests under the address and undefined behaviour sanitizers"
 	@echo "make fuzz            libFuzzer on every parser (clang)"
-	@echo "make bench           the benchmark matrix"
+	@echo "make bench           the benchmark matrix;  make bench-turns: what a turn of a chat costs"
+	@echo "make bench-gpu       passes, cycles and mixtures on a device; bench-mixes: files of several types"
 	@echo "make install PREFIX=/usr/local"
 	@echo "CUDA_ARCHS='80 90a' CUDA_PTX=80: machine code of these, and what newer drivers compile for newer devices"
 	@echo "CUDA=0|1  DEBUG_SYNC=1  WERROR=1  SANITIZE=address,undefined  V=1"

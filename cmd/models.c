@@ -88,7 +88,8 @@ static void describe_kinds(const struct cli *c, const char *role, const struct d
 }
 
 /* What only some families have. */
-static void describe_parts(const struct cli *c, const char *role, const struct desc *d)
+static void describe_parts(const struct models *m, const struct cli *c, const char *role,
+                           const struct desc *d)
 {
     int recurrent = 0, sliding = 0;
     for (int i = 0; i < d->n_layer; i++) {
@@ -101,13 +102,12 @@ static void describe_parts(const struct cli *c, const char *role, const struct d
     if (recurrent)
         cli_detail(c, "%s: %d of %d layers are gated delta nets: %d key and %d value heads of %d and %d",
                    role, recurrent, d->n_layer, d->n_k, d->n_v, d->d_k, d->d_v);
-    if (sliding && d->arch != DESC_DFLASH) describe_kinds(c, role, d, sliding);
+    if (sliding && !desc_drafts(d)) describe_kinds(c, role, d, sliding);
     if (d->rope[0].has_divisors || d->rope[1].has_divisors)
         cli_detail(c, "%s: rope frequencies scaled by rope_freqs.weight", role);
-    if (d->n_nextn)
-        cli_note(c,
-                 "%s: the last %d of its %d blocks predict further tokens (nextn_predict_layers): not used",
-                 role, d->n_nextn, d->n_layer + d->n_nextn);
+    if (d->n_nextn && !m->drafter_path)
+        cli_detail(c, "%s: the last %d of its %d blocks predict further tokens: -d target drafts by them",
+                   role, d->n_nextn, d->n_layer + d->n_nextn);
     if (*d->inferred && d->arch != DESC_DFLASH) cli_detail(c, "%s: inferred: %s", role, d->inferred);
 }
 
@@ -134,7 +134,8 @@ static void tell_stops(const struct cli *c, const char *role, const struct model
     cli_detail(c, "%s: stop ids: %s", role, m->d->n_stops ? line : "none in the file");
 }
 
-static void describe(const struct cli *c, const char *role, const char *path, const struct model *m)
+static void describe(const struct models *all, const struct cli *c, const char *role, const char *path,
+                     const struct model *m)
 {
     const struct desc *d = m->d;
     const struct desc_layer *y = desc_attention(d);
@@ -143,9 +144,15 @@ static void describe(const struct cli *c, const char *role, const char *path, co
     cli_detail(c, "%s: %s: %s%s%s, %d layers, hidden size %d, %d/%d heads of %d, %svocabulary %d, theta %g",
                role, path, d->arch_name, *d->dialect ? ", dialect " : "", d->dialect, d->n_layer, d->n_embd,
                y->n_head, y->n_head_kv, y->head_dim, ff, d->n_vocab, (double)d->rope[y->rope].theta);
-    describe_parts(c, role, d);
-    if (d->arch != DESC_DFLASH) {
+    describe_parts(all, c, role, d);
+    if (!desc_drafts(d)) {
         tell_stops(c, role, m);
+        return;
+    }
+    if (d->arch == DESC_QWEN35_MTP) {
+        cli_detail(c, "%s: the MTP block blk.%d %s: %d rows a block, %d proposals, one after the other", role,
+                   d->first_block, d->apart ? "in a file of its own" : "in the target's file", d->block_size,
+                   d->block_size - 1);
         return;
     }
     cli_detail(c, "%s: block %d, mask id %d", role, d->block_size, d->mask_id);
@@ -184,7 +191,7 @@ static void tell_inferred(const struct cli *c, const struct desc *d)
 
 static void overrides(const struct models *m, const struct cli *c, struct desc_override *o)
 {
-    *o = (struct desc_override){.draft_causal = m->draft_causal};
+    *o = (struct desc_override){.drafter = true, .draft_causal = m->draft_causal};
     drafter_flags_read(c, &m->draft, "--draft-", o);
 }
 
@@ -192,12 +199,12 @@ static int open_target(struct models *m, const struct cli *c, struct err *e)
 {
     const struct desc_override none = {.draft_causal = -1};
     if (model_open(&m->target, m->target_path, m->be, &none, e)) return -1;
-    if (m->target->d->arch == DESC_DFLASH) {
+    if (desc_drafts(m->target->d)) {
         err_set(e, ERR_FORMAT, "%s: is a drafter (expected a target, got architecture %s)", m->target_path,
                 m->target->d->arch_name);
         return err_hint(e, "a drafter goes with -d, beside the target that it was made for");
     }
-    describe(c, "target", m->target_path, m->target);
+    describe(m, c, "target", m->target_path, m->target);
     return 0;
 }
 
@@ -210,10 +217,15 @@ static int open_drafter(struct models *m, const struct cli *c, struct err *e)
         return -1;
     }
     const struct desc *t = m->target->d, *d = m->drafter->d;
-    if (d->arch != DESC_DFLASH)
+    if (!desc_drafts(d) && m->drafter_path == m->target_path)
+        return err_set(e, ERR_FORMAT,
+                       "%s: holds no block that predicts further tokens (expected nextn_predict_layers and "
+                       "blk.%d.nextn.eh_proj.weight for -d target)",
+                       m->target_path, t->n_layer);
+    if (!desc_drafts(d))
         return err_set(e, ERR_FORMAT, "%s: is a target (expected a drafter, got architecture %s)",
                        m->drafter_path, d->arch_name);
-    describe(c, "drafter", m->drafter_path, m->drafter);
+    describe(m, c, "drafter", m->drafter_path, m->drafter);
     tell_inferred(c, d);
     if (desc_pair(t, d, e)) return -1;
     if (t->has_tokenizer && d->has_tokenizer && t->tokenizer_crc != d->tokenizer_crc)
@@ -348,6 +360,7 @@ int models_open(struct models *m, const struct cli *c, struct err *e)
 {
     double start = cli_seconds();
     models_check_flags(m, c);
+    if (m->drafter_path && !strcmp(m->drafter_path, "target")) m->drafter_path = m->target_path;
     if (open_backend(m, c, e) || open_target(m, c, e) || (m->drafter_path && open_drafter(m, c, e)))
         return -1;
     if (check(m, e) || plan_first(m, c, e) || fill(m, c, e)) return -1;

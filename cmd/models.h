@@ -71,7 +71,7 @@ struct models {
     }
 #define MODELS_FLAGS(m)                                                                                      \
     {"-m", CLI_STR, &(m).target_path, "TARGET", "target model, a GGUF file", 0, 0},                          \
-        {"-d", CLI_STR, &(m).drafter_path, "DRAFTER", "drafter for it, a GGUF file", 0, 0},                  \
+        {"-d", CLI_STR, &(m).drafter_path, "DRAFTER", "drafter for it, a GGUF file, or target", 0, 0},       \
         MODELS_RUN_FLAGS(m),                                                                                 \
         {"--draft-causal",                                                                                   \
          CLI_I32,                                                                                            \

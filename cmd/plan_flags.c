@@ -96,6 +96,7 @@ int plan_flags_open(struct plan_flags *f, struct session *s, bool look_only, con
                                            .fixed = f->times_path != NULL,
                                            .calibration = &f->calibration,
                                            .temperature = (double)sampler->temp,
+                                           .draft_greedy = s->o.draft_greedy,
                                            .counts = counts,
                                            .n_counts = n,
                                            .block = s->source ? s->o.block : 1,

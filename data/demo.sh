@@ -2,8 +2,10 @@
 # demo.sh - the main job, from Hugging Face files to text, each step a program: what `make demo` runs.
 #
 # usage: data/demo.sh BIN_DIR OUT_DIR [PAIR_DIR [PROMPT.txt]]      (from the repository's root)
+# The files go to OUT_DIR/PAIR, a folder a pair.
 set -euo pipefail
-bin=$1 out=$2 hf=${3:-$(dirname "$0")/pair} prompt=${4:-}
+bin=$1 hf=${3:-$(dirname "$0")/pair} prompt=${4:-}
+out=$2/$(basename "$hf")
 [ -n "$prompt" ] || prompt=$(ls "$(dirname "$0")"/prompts/python-*-medium.txt | head -n 1)
 mkdir -p "$out"
 PATH="$(cd "$bin" && pwd):$PATH"

@@ -271,6 +271,90 @@ struct kn_pick {
     float *logp;
 };
 
+/* ---- drafters ---- */
+
+/* What stands between the products of a drafter's chain of picks (DSpark, Domino), number by number. x is
+ * what a product left; s is the sigmoid; every product and sum is rounded by itself. */
+enum kn_cell_kind {
+    KN_CELL_SILU, /* out = x s(x), 3 ulp */
+    KN_CELL_GATE, /* out = e s(x + bias) */
+    /* x + bias [3, width] is g, c, o: out = tanh(o), next = s(g) state + (1 - s(g)) tanh(c) */
+    KN_CELL_MARKOV,
+    /* x and h [3, width] are r, z, n: next = (1 - s(xz + hz)) tanh(xn + s(xr + hr) hn) + s(xz + hz) state */
+    KN_CELL_GRU,
+    KN_CELL_LOGP, /* out = log s(x + bias), with one bias for all */
+};
+struct kn_cell {
+    enum kn_cell_kind kind;
+    int32_t width;
+    const float *x;     /* [width], or [3, width] */
+    const float *h;     /* GRU: [3, width], made of state; NULL where state is */
+    const float *bias;  /* as x; LOGP: [1]. NULL: 0 */
+    const float *e;     /* GATE: [width] */
+    const float *state; /* MARKOV, GRU: [width]; NULL: zeros */
+    float *next;        /* [width]; may be state */
+    float *out;         /* [width]; may be x or e */
+};
+
+/* Rows of a block through a convolution along it, whose taps are made of the rows themselves: out[i, c] = sum
+ * over t ascending of (base[t, c] + dynamic[i, t, c / group]) * v[i - t, c], v = x or rms_norm(x; norm), rows
+ * before the first 0. A row's bits depend on it and on the rows before it in the call. */
+struct kn_conv {
+    const float *x;    /* [n, width] */
+    const float *norm; /* NULL, or [width] */
+    float eps;
+    const float *base; /* [taps, width] */
+    float *dynamic; /* [n, stride]: of every row so many values, [taps, width / group] of them from offset */
+    int64_t stride, offset;
+    float *out; /* [n, width]; apart from x and dynamic */
+    bool add;   /* out += */
+    int32_t n, width, group, taps;
+    const struct kn_weight *then; /* NULL, or the first of the matrices that norm_linear or norm_gated will
+                                     multiply out with next, without a norm: a device may prepare for it */
+};
+#define KN_CONV_TAPS 16 /* at most */
+
+/* The k largest logits of every row in descending order, of equals the lowest id first. A logit of -Inf is
+ * none: where there are fewer, ids KN_PICK_NAN, values -Inf. Of a row with a NaN or no finite maximum: ids
+ * KN_PICK_NAN, values NaN. */
+struct kn_top {
+    const float *logits; /* [n, n_vocab] */
+    int32_t n, n_vocab, k;
+    int32_t *ids;  /* [n, k] */
+    float *values; /* [n, k] */
+};
+#define KN_TOP_MOST 64 /* k at most */
+#define KN_EDGE_RANK 1024
+
+/* How well a candidate of a slot follows each of those of the slot before: scores[i, p, c] = values[i, c] +
+ * scale * sum over r of (before[b, r] * hidden[i, r]) * after[ids[i, c], r], b = ids[i - 1, p]. Slot 0 has
+ * one predecessor, *anchor: scores[0, 0, c]; the others of it are not written. NaN where the predecessor is
+ * none, -Inf where the candidate is. */
+struct kn_edges {
+    const int32_t *ids;                     /* [n, k] of op->top */
+    const float *values;                    /* [n, k] */
+    const int32_t *anchor;                  /* one id in device memory */
+    const float *hidden;                    /* [n, n_in of the tables] */
+    const struct kn_weight *before, *after; /* KN_USE_ROWS, of one shape [n_vocab, rank], rank at most
+                                               KN_EDGE_RANK */
+    float scale;
+    int32_t n, k;
+    float *scores; /* [n, k, k] */
+};
+
+/* A walk from slot to slot along scores: in each, the sampler's pick (docs/sampling.md) among the k
+ * candidates by scores[i, p, :] in place of logits, p the candidate picked in the slot before. Penalties are
+ * not looked at. Where a slot picks nothing (a NaN, no finite maximum) none behind it does. */
+struct kn_walk {
+    const int32_t *ids;  /* [n, k] */
+    const float *scores; /* [n, k, k]; of slot 0 the first k */
+    const int32_t *pos;  /* [n] as in kn_pick: the pick of slot i stands at pos[i] + 1 */
+    int32_t n, k;
+    struct kn_sampler sampler;
+    int32_t *out; /* [n] */
+    float *logp;  /* NULL, or [n], as in kn_pick */
+};
+
 /* Router of a mixture of experts. For every row: p = softmax over all n_expert logits; the n_used largest
  * (ties: the lowest id) in descending order; weight = p, divided by the sum of the chosen where renorm; times
  * scale; times expert_scale[id]. */
@@ -304,6 +388,22 @@ struct kn_mixture {
     float *h;             /* [n, n_used + (shared), n_ff]: scratch */
     float *out;           /* [n, n_out]; may be x */
     bool add;             /* out += */
+};
+
+/* Rows that a head for further tokens reads: of each token its embedding and the hidden state before it, each
+ * normed, side by side. The hidden states of a pass are those of its own rows, so they are read a row late:
+ * row i reads row i - 1 of y, and row 0 the row of the position before it, which was kept (op->keep). */
+struct kn_norm_pair {
+    float *out;                /* [n, 2 width]: rms_norm(x; x_weight), then rms_norm(y; y_weight) */
+    const float *x, *x_weight; /* [n, width], [width] */
+    const float *y, *y_weight; /* [n, width], or late [n - 1, width] (n 1: not looked at); [width] */
+    const float *late; /* NULL: row i reads y[i]; else [slots, width]: of row 0, at (pos[0] - 1) % slots */
+    int32_t slots;
+    const int32_t *pos; /* [n or n_before] with late or before. 0 has none before it: 0 stands for that */
+    int32_t *before;    /* NULL, or [n_before]: becomes pos[i] - 1 */
+    int32_t n, n_before;
+    int64_t width;
+    float eps;
 };
 
 /* Recurrent state of one gated delta net layer. Committed state is never overwritten by rows that may still
@@ -455,7 +555,7 @@ struct kn_ops {
     int (*experts_load)(struct kn_backend *, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
                         int32_t n_mat, const void *data);
     void (*weight_free)(struct kn_backend *, struct kn_weight *w);
-    /* out[n, n_in] = scale * table rows of ids */
+    /* out[n, n_in] = scale * table rows of ids; the row of KN_PICK_NAN is NaN */
     int (*embed)(struct kn_backend *, float *out, const struct kn_weight *table, const int32_t *ids,
                  int32_t n, float scale);
     /* out[n, n_rot/2, 2] = cos, sin of pos * freq[i]; freq [n_rot/2] double in device memory; computed in
@@ -469,10 +569,10 @@ struct kn_ops {
     int (*linear)(struct kn_backend *, float *out, const struct kn_weight *w, const float *x, int32_t n,
                   bool add);
     /* out[j][n, n_out_j] = W_j rms_norm(x; norm) for j < n_w <= KN_MATRICES: one norm, several matrices of
-     * one n_in */
+     * one n_in. norm NULL: of x as it is */
     int (*norm_linear)(struct kn_backend *, float *const *out, const struct kn_weight *const *w, int32_t n_w,
                        const float *x, const float *norm, float eps, int32_t n);
-    /* out[n, n_ff] = act(W_gate y) * (W_up y), y = rms_norm(x; norm) */
+    /* out[n, n_ff] = act(W_gate y) * (W_up y), y = rms_norm(x; norm), or x where norm is NULL */
     int (*norm_gated)(struct kn_backend *, float *out, const struct kn_weight *gate,
                       const struct kn_weight *up, const float *x, const float *norm, float eps,
                       enum kn_act act, int32_t n);
@@ -494,6 +594,7 @@ struct kn_ops {
     int (*norm_join)(struct kn_backend *, float *out, const float *x, const float *y, const float *y_weight,
                      const float *z, const float *z_weight, const float *weight, int32_t n, int64_t width,
                      float eps, float scale);
+    int (*norm_pair)(struct kn_backend *, const struct kn_norm_pair *);
     /* x[n, width] *= sigmoid(g); g is [n, g_width], g_width = width, or 1 for one gate a row */
     int (*gate)(struct kn_backend *, float *x, const float *g, int32_t n, int64_t width, int64_t g_width);
     int (*route)(struct kn_backend *, const struct kn_route *);
@@ -519,6 +620,16 @@ struct kn_ops {
     /* logits in place: cap * tanh(x / cap) */
     int (*softcap)(struct kn_backend *, float *x, int64_t count, float cap);
     int (*pick)(struct kn_backend *, const struct kn_pick *);
+    int (*cell)(struct kn_backend *, const struct kn_cell *);
+    /* Logits of a reduced vocabulary among those of the whole: out[n, n_out] = x[i, from[v]], or -Inf where
+     * from[v] < 0; x [n, n_x], from [n_out] in device memory, below n_x. out may not be x. */
+    int (*spread)(struct kn_backend *, float *out, int64_t n_out, const float *x, int64_t n_x,
+                  const int32_t *from, int32_t n);
+    /* Of drafters; n at most KN_CYCLE_ROWS rows. */
+    int (*conv)(struct kn_backend *, const struct kn_conv *);
+    int (*top)(struct kn_backend *, const struct kn_top *);
+    int (*edges)(struct kn_backend *, const struct kn_edges *);
+    int (*walk)(struct kn_backend *, const struct kn_walk *);
     /* *bad (host) = index of the first row of x[n, width] holding a NaN or Inf, or -1. Waits. */
     int (*find_bad)(struct kn_backend *, const float *x, int32_t n, int64_t width, int32_t *bad);
     /* Bytes a second at which the device reads its own memory once, measured now; 0: not measured. Takes

@@ -1,6 +1,7 @@
 /* lossless.c - drafted output equals undrafted output, and drafts do not depend on what must not change them.
  *
- * usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--device NAME] [--jobs N | --part I/N]
+ * usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--untrained] [--device NAME]
+ *                 [--jobs N | --part I/N]
  * PAIR_DIR holds target-TYPE.gguf and drafter-TYPE.gguf. A case is a point in prompts x target types x
  * drafter types x blocks x widths x sampling x coupled or greedy proposals x cache types x resumed states x
  * chunks x instruction sets x threads. Without --all a set of cases is run in which every pair of values of
@@ -16,6 +17,8 @@
  * --device cuda: the same there. Instruction sets and threads are no axes then, and the chunk of the prompt
  * is part of a stream's identity: passes of more than 64 rows may round otherwise, alike in both modes.
  * --types LIST: only these types of target, joined by commas; iq4_nl, iq4_xs, q3_k and q2_k are run only so.
+ * --untrained: the drafter's weights are random, and none of its proposals need be right: what is accepted are
+ * look-ups' and rows of drawn plans.
  * --jobs N: N processes, each with the cases of its share of the references. --part I/N: only share I of
  * 0..N-1. Prints "ok   lossless/..." or "FAIL lossless/..." a group and what differed; exit 1 if any failed.
  */
@@ -60,7 +63,7 @@ static const int prompt_len[] = {1, 40, 255, 256, 257, 767, 768, 769, 511, 512, 
 #define TYPES 14 /* the last four only where --types names them */
 static const char *target_type[TYPES] = {"bf16", "f32",  "f16",  "q8_0",   "q4_k_m", "q4_0", "q5_0",
                                          "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "q3_k", "q2_k"};
-static const char *const drafter_type[] = {"bf16", "q8_0", "q4_k_m"};
+static const char *const drafter_type[] = {"bf16", "q8_0", "q4_k_m", "dflash2-bf16", "dflash2-q4_k_m"};
 static const int block_rows[] = {8, 2, 5};
 static const int width_rows[] = {8, 1, 3};
 static const struct kn_sampler sampling[] = {
@@ -99,7 +102,7 @@ static const int resume[] = {0, 1};
 static const int chunk_rows[] = {512, 64, 17};
 static const char *const isa_name[] = {"avx512", "avx2", "scalar"};
 static const int thread_count[] = {1, 2, 3};
-static int axis_size[AXES] = {8, 10, 3, 3, 3, 4, 2, 5, 2, 3, 3, 3};
+static int axis_size[AXES] = {8, 10, 5, 3, 3, 4, 2, 5, 2, 3, 3, 3};
 
 #define N_NEW 40
 struct run {
@@ -436,7 +439,7 @@ static bool turns_agree(const int *c, const struct run *plain, const struct run 
     static struct turn t[2];
     struct err e = {0};
     use_backend(c[ISA], c[THREADS]);
-    struct source x = source_dflash(get_model(1, c[DRAFTER]));
+    struct source x = source_drafter(get_model(1, c[DRAFTER]));
     struct lookup_text *known = look_begin(c, plain, draw() % 2);
     const struct session_options o = options_of(c, x.model);
     const int n = block_rows[c[BLOCK]] - 1;
@@ -762,10 +765,12 @@ int main(int argc, char **argv)
 {
     int jobs = 1;
     unsigned part = 0, parts = 1;
-    bool all = false, usage = argc < 3;
+    bool all = false, untrained = false, usage = argc < 3;
     for (int i = 3; i < argc && !usage; i++)
         if (!strcmp(argv[i], "--all"))
             all = true;
+        else if (!strcmp(argv[i], "--untrained"))
+            untrained = true;
         else if (!strcmp(argv[i], "--device") && i + 1 < argc)
             device = argv[++i];
         else if (!strcmp(argv[i], "--types") && i + 1 < argc)
@@ -777,8 +782,8 @@ int main(int argc, char **argv)
         else
             usage = true;
     if (usage) {
-        fprintf(stderr, "usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--device NAME] [--jobs "
-                        "N | --part I/N]\n");
+        fprintf(stderr, "usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--untrained] [--device "
+                        "NAME] [--jobs N | --part I/N]\n");
         return 2;
     }
     dir = argv[1];
@@ -808,7 +813,7 @@ int main(int argc, char **argv)
 #ifdef LOSSLESS_CUDA
     if (!on_cpu && be && !forms_ok()) bad++;
 #endif
-    if (parts > 1) return bad != 0; /* a few cases of one target may draft badly */
+    if (parts > 1 || untrained) return bad != 0; /* a few cases of one target may draft badly */
     printf(accepted > cycles / 4 ? "ok   lossless/the drafter drafts\n"
                                  : "FAIL lossless/the drafter drafts\n");
     return bad != 0 || accepted <= cycles / 4;

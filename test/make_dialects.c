@@ -29,7 +29,12 @@ static int dflash2_keys(struct gguf_writer *w, struct err *e)
 }
 static int dspark_keys(struct gguf_writer *w, struct err *e)
 {
-    return gguf_put_bool(w, "dflash.sample_from_anchor", true, e);
+    return gguf_put_u32(w, "qwen35-dflash-draft.dflash.dspark.enabled", 1, e);
+}
+static int deepseek_keys(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_bool(w, "dflash.sample_from_anchor", true, e) |
+           gguf_put_u32(w, "dflash.hyper_connection.count", 4, e);
 }
 static int domino_keys(struct gguf_writer *w, struct err *e)
 {
@@ -45,17 +50,9 @@ static int assistant_keys(struct gguf_writer *w, struct err *e)
     return gguf_put_str(w, "general.architecture", "gemma4-assistant", 16, e);
 }
 
-static const struct df_extra dflash2[] = {
-    {"blk.0.attn_conv_base", {DF_EMBD, 2, 2}},      {"blk.0.attn_conv_proj.weight", {DF_EMBD, 8}},
-    {"blk.0.ffn_conv_base", {DF_EMBD, 2, 2}},       {"blk.0.ffn_conv_proj.weight", {DF_EMBD, 8}},
-    {"blk.1.attn_conv_base", {DF_EMBD, 2, 2}},      {"blk.1.attn_conv_proj.weight", {DF_EMBD, 8}},
-    {"blk.1.ffn_conv_base", {DF_EMBD, 2, 2}},       {"blk.1.ffn_conv_proj.weight", {DF_EMBD, 8}},
-    {"selector_predecessor.weight", {8, DF_VOCAB}}, {"selector_successor.weight", {8, DF_VOCAB}},
-    {"selector_hidden.weight", {DF_EMBD, 8}},       {NULL, {0}}};
-static const struct df_extra dspark[] = {{"markov_w1.weight", {4, DF_VOCAB}},
-                                         {"markov_w2.weight", {4, DF_VOCAB}},
-                                         {"conf_proj.weight", {DF_EMBD + 4, 1}},
-                                         {NULL, {0}}};
+static const struct df_extra dspark[] = {
+    {"dflash.dspark.markov.w1", {4, DF_VOCAB}}, {"dflash.dspark.markov.w2", {4, DF_VOCAB}}, {NULL, {0}}};
+static const struct df_extra torn_dspark[] = {{"markov_w1.weight", {4, DF_VOCAB}}, {NULL, {0}}};
 static const struct df_extra domino[] = {{"dflash.domino.gru.weight_hh", {8, 24}}, {NULL, {0}}};
 static const struct df_extra reduced[] = {{"d2t", {24}}, {"output.weight", {DF_EMBD, 24}}, {NULL, {0}}};
 static const struct df_extra laguna[] = {{"dflash_aux_hidden_norm.0.weight", {DF_EMBD}}, {NULL, {0}}};
@@ -68,11 +65,12 @@ static int write_relatives(const char *dir, const struct df_drafter *d, struct e
     static const struct {
         const char *name, *dialect;
         struct df_change c;
-    } r[] = {{"dflash2", "upstream", {.edit = dflash2_keys, .extra = dflash2}},
-             {"dflash2-torn", "upstream", {.edit = dflash2_keys}},
-             {"dspark", "upstream", {.edit = dspark_keys, .extra = dspark}},
-             {"domino", "lucebox", {.edit = domino_keys, .extra = domino}},
-             {"reduced", "upstream", {.extra = reduced}},
+    } r[] = {{"dflash2-torn", "upstream", {.edit = dflash2_keys}},
+             {"dspark-lucebox", "lucebox", {.edit = dspark_keys, .extra = dspark}},
+             {"dspark-torn", "upstream", {.extra = torn_dspark}},
+             {"deepseek4", "upstream", {.edit = deepseek_keys}},
+             {"domino-lucebox", "lucebox", {.edit = domino_keys, .extra = domino}},
+             {"reduced-torn", "upstream", {.extra = reduced}},
              {"laguna", "ik", {.edit = laguna_keys, .extra = laguna}},
              {"sinks", "upstream", {.extra = sinks}},
              {"biased", "ik", {.extra = biased}},

@@ -12,7 +12,8 @@
 # belongs to. A line with facts is for machines and builds of which they are true: isa=N is the number of instruction sets
 # of the CPU's kernels (3: AVX-512, AVX2, scalar), further ones come from FACTS in the environment. The plan is committed
 # and written by nothing that a run finds, so an empty wildcard is seen. "FAIL plan/SUITE" says that a suite made fewer or
-# more checks than planned, that it has no line, or that it has one and was not run.
+# more checks than planned, that it has no line, or that it has one and was not run. Suites of five seconds and more are named
+# with their times, the slowest first.
 set -u
 plan=${PLAN:-test/PLAN}
 rewrite=
@@ -135,13 +136,44 @@ echo "-- facts:${facts% }" >"$log"
 say() { echo "$*" | tee -a "$log"; }
 ok_lines='^(ok   |\[       OK \] )'
 bad_lines='^(FAIL |\[  FAILED  \] [A-Za-z_0-9]+$)'
-declare -A ran=()
-for pair in "$@"; do
+declare -A ran=() seconds=()
+# SUITE_JOBS suites at a time, each of whose output is shown when it is done, in the order of the call; one is shown as it runs.
+jobs=${SUITE_JOBS:-1} suites=("$@") started=0 running=0
+parts=$(mktemp -d)
+trap 'rm -rf "$parts"' EXIT
+trap 'kill $(jobs -p) 2>/dev/null; exit 130' INT TERM
+start() { # INDEX: a background job ignores SIGINT, which tests send
+    local begun=$SECONDS status
+    env --default-signal=INT,QUIT bash -c "${suites[$1]#*=}" >"$parts/$1" 2>&1 </dev/null
+    status=$?
+    echo "$status $((SECONDS - begun))" >"$parts/$1.new"
+    mv "$parts/$1.new" "$parts/$1.end"
+}
+await() { # INDEX: starts what there is room for, until that one is done
+    while [ ! -e "$parts/$1.end" ]; do
+        while [ "$started" -lt ${#suites[@]} ] && [ "$running" -lt "$jobs" ]; do
+            start "$started" &
+            started=$((started + 1)) running=$((running + 1))
+        done
+        wait -n
+        running=$((running - 1))
+    done
+}
+for index in "${!suites[@]}"; do
+    pair=${suites[index]}
     name=${pair%%=*} command=${pair#*=}
     say "== $name: $command"
-    from=$(($(wc -l <"$log") + 1))
-    bash -c "$command" 2>&1 | tee -a "$log"
-    status=${PIPESTATUS[0]}
+    from=$(($(wc -l <"$log") + 1)) begun=$SECONDS
+    if [ "$jobs" -gt 1 ]; then
+        await "$index"
+        tee -a "$log" <"$parts/$index"
+        read -r status took <"$parts/$index.end"
+        begun=$((SECONDS - took))
+        rm "$parts/$index"
+    else
+        bash -c "$command" 2>&1 | tee -a "$log"
+        status=${PIPESTATUS[0]}
+    fi
     here=$(tail -n +"$from" "$log")
     passed=$(grep -cE "$ok_lines" <<<"$here")
     # cmocka names a failed or skipped test twice
@@ -161,12 +193,16 @@ for pair in "$@"; do
     fi
     ran[$name]=1
     echo "-- suite $name $found $((failed + (status != 0)))" >>"$log"
+    seconds[$name]=$((SECONDS - begun))
 done
 for i in "${!suite[@]}"; do
     in_group "$i" "$group" && is_true "$i" && [ -z "${ran[${suite[i]}]:-}" ] || continue
     say "FAIL plan/${suite[i]}: expected $(checks_of "$i") checks ($plan:${line[i]}), found none: it was not run"
 done
 [ -z "$wrong" ] || say "FAIL plan: $wrong"
+# what to look at where a run takes long
+slow=$(for name in "${!seconds[@]}"; do echo "${seconds[$name]} $name"; done | sort -rn | head -n 8 | awk '$1 >= 5 {printf "%s%s %d s", n++ ? ", " : "", $2, $1}')
+[ -z "$slow" ] || say "slowest: $slow"
 echo "-- end" >>"$log"
 passed=$(grep -cE "$ok_lines" "$log")
 failed=$(grep -cE "$bad_lines" "$log")

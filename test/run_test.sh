@@ -33,6 +33,10 @@ b="b=cmocka one two"
 try 0 "a plan that is met" "" "a=$good" "$b"
 [ "$(tail -n 1 "$work/out")" = "5 passed, 0 failed" ]
 verdict $? "its last line"
+SUITE_JOBS=2 try 0 "a plan that is met, two suites at a time" "" "a=sleep 0.3; $good" "$b"
+[ "$(grep -E '^ok   s/1$|OK \] one$' "$work/out" | head -n 1)" = "ok   s/1" ]
+verdict $? "their order"
+SUITE_JOBS=3 try 1 "an exit status, two suites at a time" "b: exit status 7$" "a=$good" "$b; exit 7"
 try 1 "a suite that prints nothing" "plan/a: expected 3 checks .*, found 0$" "a=true" "$b"
 try 1 "a loop over nothing" "plan/a: expected 3 checks .*, found 0$" "a=shopt -s nullglob; for f in $work/*.none; do echo \"ok   \$f\"; done" "$b"
 try 1 "a short suite" "plan/a: expected 3 checks .*, found 2$" "a=$good | head -n 2" "$b"

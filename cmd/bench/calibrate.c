@@ -185,7 +185,7 @@ static int write_position(struct learnt *l, int32_t equal, const float *logp, in
 
 static int learn(struct learnt *l, const struct gathered *g, struct err *e)
 {
-    const int32_t bucket = calibration_temperature((double)o.sampling.sampler.temp);
+    const int32_t bucket = calibration_bucket((double)o.sampling.sampler.temp, o.draft_greedy);
     int64_t at = 0; /* of the usable ones, which alone have proposals */
     for (int64_t i = 0; i < g->n_drafts; i++) {
         const int32_t *ids = g->ids + at * g->slots;
@@ -222,7 +222,7 @@ static int write_head(struct learnt *l, int32_t slots, struct err *e)
 
 static int run(struct learnt *l, struct err *e)
 {
-    const int32_t slots = (o.block ? o.block : o.m.drafter->d->block_size) - 1;
+    const int32_t slots = (o.block ? o.block : desc_cycle_rows(o.m.drafter->d)) - 1;
     int rc = write_head(l, slots, e);
     for (int i = 0; i < cli.n_args && rc == 0; i++) {
         struct gathered g;

@@ -160,7 +160,7 @@ static int by_time(const void *a, const void *b)
 
 static int emit(struct measured *m, int32_t rows, double ceiling, struct err *e)
 {
-    const int32_t n = rows ? rows : o.m.drafter->d->block_size;
+    const int32_t n = rows ? rows : desc_cycle_rows(o.m.drafter->d);
     const char *pass = rows ? "rows" : "draft", *path = rows ? o.m.target_path : o.m.drafter_path;
     const struct model *model = rows ? o.m.target : o.m.drafter;
     double bytes = 0;

@@ -167,6 +167,12 @@ static int t_norm_add(struct kn_backend *be, float *out, const float *x, const f
                 (long long)width);
 }
 
+static int t_norm_pair(struct kn_backend *be, const struct kn_norm_pair *a)
+{
+    struct watch *k = watch_of(be);
+    return done(k, k->inner->norm_pair(be, a), "norm_pair", 0, "[%lld]", (long long)a->width);
+}
+
 static int t_gate(struct kn_backend *be, float *x, const float *g, int32_t n, int64_t width, int64_t g_width)
 {
     struct watch *k = watch_of(be);
@@ -260,10 +266,50 @@ static int t_softcap(struct kn_backend *be, float *x, int64_t count, float cap)
     return done(k, k->inner->softcap(be, x, count, cap), "softcap", 0, "[%lld]", (long long)count);
 }
 
+static int t_cell(struct kn_backend *be, const struct kn_cell *a)
+{
+    struct watch *k = watch_of(be);
+    return done(k, k->inner->cell(be, a), "cell", 0, "[%d]", a->width);
+}
+
+static int t_spread(struct kn_backend *be, float *out, int64_t n_out, const float *x, int64_t n_x,
+                    const int32_t *from, int32_t n)
+{
+    struct watch *k = watch_of(be);
+    return done(k, k->inner->spread(be, out, n_out, x, n_x, from, n), "spread", 0, "[%lld] of [%lld]",
+                (long long)n_x, (long long)n_out);
+}
+
 static int t_pick(struct kn_backend *be, const struct kn_pick *a)
 {
     struct watch *k = watch_of(be);
     return done(k, k->inner->pick(be, a), "pick", 0, "[%d]", a->n_vocab);
+}
+
+static int t_conv(struct kn_backend *be, const struct kn_conv *a)
+{
+    struct watch *k = watch_of(be);
+    return done(k, k->inner->conv(be, a), "conv", 0, "%d taps of [%d]%s%s", a->taps, a->width,
+                a->norm ? ", normed" : "", a->add ? ", added" : "");
+}
+
+static int t_top(struct kn_backend *be, const struct kn_top *a)
+{
+    struct watch *k = watch_of(be);
+    return done(k, k->inner->top(be, a), "top", 0, "%d of [%d]", a->k, a->n_vocab);
+}
+
+static int t_edges(struct kn_backend *be, const struct kn_edges *a)
+{
+    struct watch *k = watch_of(be);
+    return done(k, k->inner->edges(be, a), "edges", 0, "%d x %d, rank %lld", a->k, a->k,
+                (long long)a->before->n_in);
+}
+
+static int t_walk(struct kn_backend *be, const struct kn_walk *a)
+{
+    struct watch *k = watch_of(be);
+    return done(k, k->inner->walk(be, a), "walk", 0, "%d", a->k);
 }
 
 /* ---- passes ---- */
@@ -337,6 +383,7 @@ int watch_open(struct watch *k, struct kn_backend *be)
     if (in->attend) t->attend = t_attend;
     t->tap = t_tap;
     if (in->norm_add) t->norm_add = t_norm_add;
+    if (in->norm_pair) t->norm_pair = t_norm_pair;
     if (in->norm_join) t->norm_join = t_norm_join;
     if (in->gate) t->gate = t_gate;
     if (in->route) t->route = t_route;
@@ -348,6 +395,12 @@ int watch_open(struct watch *k, struct kn_backend *be)
     if (in->gate_linear) t->gate_linear = t_gate_linear;
     if (in->softcap) t->softcap = t_softcap;
     t->pick = t_pick;
+    t->cell = t_cell;
+    t->spread = t_spread;
+    if (t->conv) t->conv = t_conv;
+    if (t->top) t->top = t_top;
+    if (t->edges) t->edges = t_edges;
+    if (t->walk) t->walk = t_walk;
     if (in->replay) {
         t->record_begin = t_record_begin;
         t->record_end = t_record_end;

@@ -124,7 +124,8 @@ size_t bench_plot_rows(FILE *out, const json_t *lines)
         curves++;
     }
     if (!curves) return 0;
-    fprintf(out, "set logscale xy\nset xlabel 'rows'\nset ylabel 'ms a pass'\nplot");
+    fprintf(out, "set title 'time of a pass over its rows (both axes logarithmic)'\nset logscale x 2\nset "
+                 "logscale y\nset xlabel 'rows'\nset ylabel 'ms a pass'\nplot");
     for (size_t i = 0; i < curves; i++) {
         fprintf(out, "%s $data%zu using 1:2 with linespoints title title%zu", i ? "," : "", i, i);
         for (int c = 0; c < BESIDE; c++)

@@ -179,6 +179,50 @@ static void warn_unknown(json_t *lines)
     if (!json_array_size(lines)) cli_warn(&cli, "no lines to report");
 }
 
+/* What a cell was measured with, but for its models and label. */
+static void cell_made(const json_t *j, char *out, size_t n)
+{
+    char settings[900] = "{}";
+    const json_t *set = json_object_get(j, "settings");
+    char *all = set ? json_line(set, 6) : NULL;
+    if (all) snprintf(settings, sizeof settings, "%s", text_printable(all));
+    mem_free(all);
+    snprintf(out, n, "%s runs, %s prompts of %s tokens together, on %s (%s, %s threads), version %s %s%s: %s",
+             bench_number(j, "runs", NULL, NULL, 0, 1), bench_number(j, "prompts", NULL, NULL, 0, 1),
+             bench_number(j, "prompt_tokens", NULL, NULL, 0, 1), bench_text(j, "machine", "device"),
+             bench_text(j, "machine", "processor"), bench_number(j, "machine", "threads", NULL, 0, 1),
+             bench_text(j, "machine", "version"), bench_text(j, "machine", "commit"),
+             json_is_true(json_object_get(json_object_get(j, "machine"), "changed")) ? "+" : "", settings);
+}
+
+/* Below the cells: what they were measured with, each once, and what the columns are. */
+static void cells_foot(const json_t *lines)
+{
+    bool any = false;
+    for (size_t i = 0; i < json_array_size(lines); i++) {
+        const json_t *j = json_array_get(lines, i);
+        char made[1800], other[1800];
+        bool said = false;
+        if (!is(j, "cell")) continue;
+        cell_made(j, made, sizeof made);
+        for (size_t k = 0; k < i && !said; k++) {
+            if (!is(json_array_get(lines, k), "cell")) continue;
+            cell_made(json_array_get(lines, k), other, sizeof other);
+            said = !strcmp(made, other);
+        }
+        if (!said) printf("%s- %s\n", any ? "" : "\n", made);
+        any = true;
+    }
+    if (any)
+        printf("\nt/s: tokens a second behind the first, medians. share of reading: of the weights, once a "
+               "token, at the "
+               "speed that the run read at. tau: tokens a cycle. speedup: median of the runs' ratios, "
+               "drafted to plain "
+               "in turn, with their quartiles; verdict: faster or slower where a sign test over the runs "
+               "says so (p below 0.1) and the median is further "
+               "from 1 than half of what the quartiles span. equal: the streams, byte for byte.\n");
+}
+
 static void tables(json_t *lines)
 {
     bool first = true;
@@ -192,30 +236,55 @@ static void tables(json_t *lines)
             first = false;
             table[t].row(j);
         }
+        if (open && !strcmp(table[t].kind, "cell")) cells_foot(lines);
     }
     streams(lines);
 }
 
 /* ---- a plot ---- */
 
-/* Bars of tokens a second. */
+/* What all cells say at outer's key; "" where they differ. */
+static const char *same_in_cells(const json_t *lines, const char *outer, const char *key)
+{
+    const char *all = NULL;
+    for (size_t i = 0; i < json_array_size(lines); i++) {
+        const json_t *j = json_array_get(lines, i);
+        if (!is(j, "cell")) continue;
+        const char *here = json_string_value(json_object_get(json_object_get(j, outer), key));
+        if (!here || (all && strcmp(all, here))) return "";
+        all = here;
+    }
+    return all ? all : "";
+}
+
+/* Bars of tokens a second, from zero: their lengths are to be compared. */
 static size_t plot_cells(const json_t *lines)
 {
     size_t drawn = 0;
-    printf("$data << EOD\n");
+    char device[256], drafter[512];
+    snprintf(device, sizeof device, "%s", same_in_cells(lines, "machine", "device"));
+    snprintf(drafter, sizeof drafter, "%s", same_in_cells(lines, "drafter", "file"));
+    bench_unquoted(text_printable(device));
+    bench_unquoted(text_printable(drafter));
+    printf("set title 'tokens a second behind the first, medians%s%s'\n$data << EOD\n", *device ? ", " : "",
+           device);
     for (size_t i = 0; i < json_array_size(lines); i++) {
         const json_t *j = json_array_get(lines, i);
         char name[1100];
         if (!is(j, "cell")) continue;
-        snprintf(name, sizeof name, "%s %s", bench_text(j, "target", "file"), bench_text(j, NULL, "label"));
+        const char *own =
+            *drafter ? "" : bench_text(j, "drafter", "file"); /* where they differ, at each bar */
+        snprintf(name, sizeof name, "%s %s%s%s", bench_text(j, "target", "file"),
+                 bench_text(j, NULL, "label"), *own ? ", " : "", own);
         printf("\"%s\" %s %s\n", bench_unquoted(name),
                bench_number(j, "plain", "decode_tokens_per_s", "median", 3, 1),
                bench_number(j, "drafted", "decode_tokens_per_s", "median", 3, 1));
         drawn++;
     }
-    printf("EOD\nset style data histograms\nset style fill solid\nset ylabel 'tokens/s'\nset xtics rotate by "
-           "-30\n"
-           "plot $data using 2:xtic(1) title 'plain', '' using 3 title 'drafted'\n");
+    printf(
+        "EOD\nset style data histograms\nset style fill solid\nset ylabel 'tokens/s'\nset yrange [0:*]\n"
+        "set xtics rotate by -30\nplot $data using 2:xtic(1) title 'plain', '' using 3 title 'drafted%s%s'\n",
+        *drafter ? " by " : "", drafter);
     return drawn;
 }
 

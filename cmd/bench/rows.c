@@ -203,15 +203,16 @@ static int emit(struct plan *p, struct err *e)
             return -1;
     }
     if (!o.m.drafter) return 0;
-    /* A block reads the drafter and the head that it borrows. */
+    /* A block reads the drafter and the head that it borrows; an MTP block both for every proposal. */
     const struct gguf_tensor *head = gguf_tensor(t->file, "output.weight");
     double s = sample_quantile(&p->draft_s, 0.5), bytes = (double)o.m.drafter->bytes_step;
     if (!head) head = gguf_tensor(t->file, "token_embd.weight");
     if (!o.m.drafter->head && head) bytes += (double)head->bytes;
+    if (o.m.drafter->d->arch == DESC_QWEN35_MTP) bytes *= o.m.drafter->d->block_size - 1;
     json_t *j = json_pack(
         "{s:i,s:s,s:o,s:o,s:i,s:i,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "draft", "target",
         bench_model_json(o.m.target_path, t), "drafter", bench_model_json(o.m.drafter_path, o.m.drafter),
-        "block", o.m.drafter->d->block_size, "context", o.context, "seconds", sample_json(&p->draft_s),
+        "block", desc_cycle_rows(o.m.drafter->d), "context", o.context, "seconds", sample_json(&p->draft_s),
         "weight_bytes_per_s", json_finite(bytes / s), "read_ceiling_bytes_per_s", json_finite(p->ceiling),
         "share_of_ceiling", json_finite(bytes / s / p->ceiling), "machine", bench_machine(&o.m));
     if (isfinite(one)) json_object_set_new(j, "one_row_steps", json_real(s / one));
@@ -294,7 +295,7 @@ static int count_bytes(struct plan *p, struct err *e)
 /* The parts of cycles, which cost more than passes do: acceptance, and the drafter's context. */
 static int write_plan_times(struct session *s, const struct plan *p, struct err *e)
 {
-    const int32_t block = o.m.drafter->d->block_size;
+    const int32_t block = desc_cycle_rows(o.m.drafter->d);
     struct plan_times *times = mem_calloc(1, sizeof *times);
     struct session_times t;
     int32_t rows[MAX_SIZES], n = 0;

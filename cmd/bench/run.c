@@ -251,7 +251,7 @@ static json_t *settings_json(void)
     sampling_flags_json(&o.sampling, j);
     json_object_set_new(j, "lookup", json_string(o.lookup.look ? o.lookup.mode : "off"));
     if (!o.m.drafter) return j;
-    int32_t block = o.block ? o.block : o.m.drafter->d->block_size;
+    int32_t block = o.block ? o.block : desc_cycle_rows(o.m.drafter->d);
     json_object_set_new(j, "block", json_integer(block));
     json_object_set_new(j, "width",
                         plan_flags_auto(&o.plan) ? json_string("auto") : json_integer(o.plan.rows));
@@ -326,7 +326,7 @@ static int read_prompts(struct prompt *p, struct err *e)
 static int check_prompts(void *ctx, struct err *e)
 {
     const struct prompt *p = ctx;
-    const int32_t block = o.m.drafter ? o.block ? o.block : o.m.drafter->d->block_size : 1;
+    const int32_t block = o.m.drafter ? o.block ? o.block : desc_cycle_rows(o.m.drafter->d) : 1;
     if (lookup_flags_open(&o.lookup, &o.m, e)) return -1;
     if (two_kinds() && spec_width_check(o.plan.rows, block, o.lookup.look, e)) return -1;
     if (o.accept_rates && synthetic_rates(&o.synthetic, o.accept_rates, block - 1, STATED_POSITIONS,

@@ -13,7 +13,7 @@
 static struct convert o;
 static struct cli_list overrides;
 static struct {
-    const char *type, *taps, *heads, *seed, *theta, *eps;
+    const char *type, *taps, *heads, *seed, *theta, *eps, *mtp;
     int32_t tap_shift;
 } given = {.tap_shift = -1}; /* what is still text, or says that it was given */
 
@@ -39,6 +39,9 @@ static const struct cli_flag flags[] = {
      "drafter GGUF: a letter a layer, s (sliding) or f (full)", 0, 0},
     {"--causal", CLI_I32, &o.causal, "0|1", "drafter GGUF: its layers see ahead in the block (0) or not (1)",
      0, 1},
+    {"--mtp", CLI_STR, &given.mtp, "WHAT",
+     "the block that predicts further tokens: keep, none, or only: a drafter's file (default: kept if there)",
+     0, 0},
     {"--name", CLI_STR, &o.name, "TEXT", "general.name (default: the input's own)", 0, 0},
     {"--random", CLI_STR, &given.seed, "SEED", "random weights at the sizes of config.json", 0, 0},
     {"--rope-theta", CLI_STR, &given.theta, "X", "drafter: rotary base", 0, 0},
@@ -101,6 +104,18 @@ static void parse_type(const char *text)
     o.type_given = true;
 }
 
+static void parse_mtp(const char *text)
+{
+    if (!strcmp(text, "keep"))
+        o.mtp = CONVERT_MTP_KEEP;
+    else if (!strcmp(text, "only"))
+        o.mtp = CONVERT_MTP_ONLY;
+    else if (!strcmp(text, "none"))
+        o.mtp = CONVERT_MTP_NONE;
+    else
+        cli_usage_error(&cli, "--mtp: not known (expected keep, none or only, got %s)", text);
+}
+
 /* Kept until the program ends. */
 static void parse_overrides(void)
 {
@@ -131,6 +146,7 @@ static void read_flags(void)
     o.has_tap_shift = given.tap_shift >= 0;
     o.tap_shift = given.tap_shift;
     if (given.type) parse_type(given.type);
+    if (given.mtp) parse_mtp(given.mtp);
     parse_overrides();
     if (given.theta) o.rope_theta = cli_theta(&cli, "--rope-theta", given.theta);
     if (given.eps) o.rms_eps = cli_positive(&cli, "--rms-eps", given.eps);

@@ -210,7 +210,7 @@ struct run {
     struct session *s;
     int32_t *prompt, *stops;
     size_t n_prompt;
-    bool prompt_read;
+    bool prompt_read, trained; /* trained: for want of -n and --ctx the caches are of the trained context */
     int32_t n_stops;
     struct result r;
 };
@@ -241,7 +241,7 @@ static int make_options(struct run *u, struct err *e)
 {
     const struct desc *t = set.m.target->d, *d = set.m.drafter ? set.m.drafter->d : NULL;
     int64_t prompt = (int64_t)u->info.n_tokens + (int64_t)u->n_prompt;
-    int32_t block = d ? (set.block ? set.block : d->block_size) : 1;
+    int32_t block = d ? (set.block ? set.block : desc_cycle_rows(d)) : 1;
     int64_t need = prompt + set.n + block;
     u->o = (struct session_options){.ctx = set.ctx,
                                     .chunk = set.chunk ? set.chunk : u->info.chunk,
@@ -272,7 +272,7 @@ static int make_options(struct run *u, struct err *e)
 static int rest_of_context(struct run *u, struct err *e)
 {
     const struct desc *t = set.m.target->d, *d = set.m.drafter ? set.m.drafter->d : NULL;
-    const int32_t block = d ? set.block ? set.block : d->block_size : 1;
+    const int32_t block = d ? set.block ? set.block : desc_cycle_rows(d) : 1;
     const int64_t ctx = set.ctx ? set.ctx : t->n_ctx_train,
                   used = (int64_t)u->info.n_tokens + (int64_t)u->n_prompt + block;
     if (set.n >= 0) return 0;
@@ -283,6 +283,7 @@ static int rest_of_context(struct run *u, struct err *e)
                        " positions of %" PRId64 ")",
                        d ? " and a block" : "", used, ctx);
     set.n = ctx - used;
+    u->trained = !set.ctx;
     return 0;
 }
 
@@ -306,7 +307,14 @@ static int check_run(void *ctx, struct err *e)
     if (make_stops(&u->stops, &u->n_stops, e) || text_open(&set.text, set.m.target, e) ||
         sampling_flags_open(&set.sampling, &set.m, e) || lookup_flags_open(&set.lookup, &set.m, e))
         return -1;
-    return inputs_read(u) ? check_inputs(u, e) : 0;
+    if (inputs_read(u) && check_inputs(u, e)) return -1;
+    /* A device is asked before weights are loaded for what is known by now. With a state it is not: its cache
+     * types may be smaller than those of the flags. */
+    if (!set.state_path && inputs_read(u))
+        set.m.known.ctx = u->o.ctx;
+    else if (!set.state_path && !set.ctx && set.n < 0 && set.m.target->d->n_ctx_train > 0)
+        set.m.known.ctx = set.m.target->d->n_ctx_train;
+    return 0;
 }
 
 /* The models, and the inputs before or after them. */
@@ -329,7 +337,18 @@ static int open_all(struct run *u, struct err *e)
 
 static int make_session(struct run *u, struct err *e)
 {
-    if (models_session(&set.m, &cli, &u->o, &u->s, e)) return -1;
+    if (u->trained)
+        cli_detail(&cli, "no -n and no --ctx: room for %d positions, which the target was trained for",
+                   u->o.ctx);
+    if (models_session(&set.m, &cli, &u->o, &u->s, e)) {
+        if (u->trained && (e->code == ERR_IO || e->code == ERR_DEVICE))
+            err_hint(
+                e,
+                "without -n and --ctx there is room for the %d positions that the target was trained for; "
+                "--ctx N asks for less",
+                u->o.ctx);
+        return -1;
+    }
     return u->state ? state_restore(u->state, u->s, e) : 0;
 }
 

@@ -75,11 +75,11 @@ static int open_streams(struct server *sv, struct err *e)
     int rc = s ? 0 : err_set(e, ERR_IO, "out of memory (streams)");
     for (int32_t i = 0; i < n && rc == 0; i++) rc = session_open(&s[i], sv->g, e);
     if (rc == 0) {
-        const uint64_t rows = span_bytes(s[0], 1), point = span_point_bytes(s[0]);
+        const uint64_t rows = span_bytes(s[0], sv->o.chunk), point = span_point_bytes(s[0]);
         sv->keeps = sv->budget && span_possible(s[0]);
-        if (rows != sv->row_bytes || point != sv->point_bytes)
+        if (rows != sv->span_bytes || point != sv->point_bytes)
             prefix_clear(&sv->prefix); /* a drafter more or less */
-        sv->row_bytes = rows;
+        sv->span_bytes = rows;
         sv->point_bytes = point;
     }
     for (int32_t i = 0; i < n && s && s[i]; i++) session_free(s[i]);
@@ -90,7 +90,7 @@ static int open_streams(struct server *sv, struct err *e)
 int serve_open_engine(struct server *sv, struct err *e)
 {
     const struct models *m = &sv->set->m;
-    if (m->drafter) sv->source = source_dflash(m->drafter);
+    if (m->drafter) sv->source = source_drafter(m->drafter);
     if (models_engine(&sv->set->m, sv->cli, &sv->o, m->drafter ? &sv->source : NULL, &sv->g, e)) return -1;
     if (open_streams(sv, e) == 0) return 0;
     serve_close_engine(sv);

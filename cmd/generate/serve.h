@@ -105,8 +105,8 @@ struct server {
     int32_t *stops, n_stops;
     struct tokenizer *tok; /* NULL: the target has none that is known */
     struct prefix prefix;
-    bool keeps; /* beginnings are kept */
-    uint64_t row_bytes, point_bytes;
+    bool keeps;                       /* beginnings are kept */
+    uint64_t span_bytes, point_bytes; /* of a chunk; at a place */
     struct slot slots[REQUEST_SLOTS];
     uint64_t slot_bytes, budget, clock; /* budget: of slots and kept beginnings together */
     struct client *clients;

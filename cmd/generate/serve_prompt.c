@@ -135,8 +135,7 @@ static int keep(struct job *j, struct err *e)
     bool fresh;
     j->keeps = false;
     if ((parent ? parent->depth : 0) != depth - 1) return 0;
-    struct prefix_node *x =
-        prefix_add(&sv->prefix, parent, j->prompt + end - chunk, sv->row_bytes * (uint64_t)chunk, &fresh);
+    struct prefix_node *x = prefix_add(&sv->prefix, parent, j->prompt + end - chunk, sv->span_bytes, &fresh);
     if (!x) return 0;
     if (fresh && span_take(j->s, end - chunk, chunk, x->rows, e)) {
         prefix_remove(&sv->prefix, x);

@@ -48,18 +48,41 @@ static void print_layers(const struct desc *d)
            d->causal_inferred ? ", inferred" : "");
 }
 
+static void print_dflash(const struct desc *d)
+{
+    desc_tell(d, "--", print_line, NULL);
+    print_layers(d);
+    printf("%-12s %d rows, mask id %d, theta %g\n", "block", d->block_size, d->mask_id,
+           (double)d->rope[0].theta);
+}
+
+static void print_mtp(const struct desc *d)
+{
+    const struct desc_layer *y = d->layer;
+    printf("%-12s the MTP block blk.%d of a %s, %s\n", "drafter", d->first_block, d->arch_name,
+           d->apart ? "in a file of its own" : "beside its target (dflash-generate -d target)");
+    printf("%-12s %d/%d heads of %d, %s, theta %g\n", "layer", y->n_head, y->n_head_kv, y->head_dim,
+           y->moe ? "experts" : "dense", (double)d->rope[0].theta);
+    printf("%-12s %s embedding, %s head, %s before it\n", "borrowed",
+           d->own_embed ? "its own" : "the target's", d->own_head ? "its own" : "the target's", d->head_norm);
+    printf("%-12s %d rows unless --block says other, %d at most\n", "block", d->block_size, d->block_most);
+    if (*d->inferred) print_line(NULL, "inferred", d->inferred);
+}
+
 int show_drafter(const struct gguf *g, const struct desc_override *o, bool json, struct err *e)
 {
     struct gguf_str arch = {0};
     struct err mine = {0};
     struct desc *d = NULL;
-    const bool drafter = !gguf_get_str(g, "general.architecture", &arch, &mine) &&
-                         (dialect_is_drafter(arch) || desc_stranger(arch));
+    struct desc_override as = *o;
+    as.drafter = true;
+    const bool drafter = desc_holds_mtp(g) || (!gguf_get_str(g, "general.architecture", &arch, &mine) &&
+                                               (dialect_is_drafter(arch) || desc_stranger(arch)));
     if (!drafter && desc_override_given(o))
         return err_set(e, ERR_USAGE, "--%s is for drafters (expected a drafter's GGUF)",
                        desc_override_given(o));
     if (!drafter) return 0;
-    if (desc_read(&d, g, o, &mine)) {
+    if (desc_read(&d, g, &as, &mine)) {
         if (mine.code != ERR_FORMAT) {
             *e = mine;
             return -1;
@@ -79,10 +102,10 @@ int show_drafter(const struct gguf *g, const struct desc_override *o, bool json,
         show_json_line(as_json(d));
     } else {
         putchar('\n');
-        desc_tell(d, "--", print_line, NULL);
-        print_layers(d);
-        printf("%-12s %d rows, mask id %d, theta %g\n", "block", d->block_size, d->mask_id,
-               (double)d->rope[0].theta);
+        if (d->arch == DESC_QWEN35_MTP)
+            print_mtp(d);
+        else
+            print_dflash(d);
         if (d->has_tokenizer)
             printf("%-12s %d tokens, crc32 %08x\n", "tokenizer", d->n_tokens, d->tokenizer_crc);
         else

@@ -213,8 +213,10 @@ int main(int argc, char **argv)
         if (st_two_forms(cli.args[i]))
             cli_warn(&cli, "%s: model.safetensors is used, model.safetensors.index.json beside it is not",
                      cli.args[i]);
-    if (o.pair)
-        rc = pair_verdict(check_pair(cli.args[0], cli.args[1], &over, print_pair_finding, NULL, &e), &e);
+    if (o.pair) /* "target": the MTP block that its file holds */
+        rc = pair_verdict(check_pair(cli.args[0], strcmp(cli.args[1], "target") ? cli.args[1] : cli.args[0],
+                                     &over, print_pair_finding, NULL, &e),
+                          &e);
     else if (o.diff)
         rc = run_diff(cli.args[0], cli.args[1]);
     else if (o.check && show_is_state(cli.args[0]))

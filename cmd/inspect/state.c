@@ -87,6 +87,7 @@ static void state_json(const struct state_info *x, const char *path, const struc
         json_object_set_new(j, "drafter", json_text(x->drafter, strlen(x->drafter)));
         json_object_set_new(j, "drafter_identity", json_string(hex(x->drafter_id, id)));
         json_object_set_new(j, "drafter_layers", json_integer(x->n_draft_layer));
+        json_object_set_new(j, "hidden", json_boolean(x->has_hidden));
         json_object_set_new(j, "draft_kv", types_json(x->draft_kv, x->n_draft_layer));
     }
     if (j) json_object_set_new(j, "taps", json_incref(taps));
@@ -114,7 +115,8 @@ int show_state(const char *path, bool json, struct err *e)
     printf("%-12s %" PRId32 " tokens a prefill pass\n", "chunk", x.chunk);
     if (x.has_drafter) {
         show_model_wanted("drafter", x.drafter, x.drafter_id);
-        printf("%-12s %" PRId32 " layers, taps", "", x.n_draft_layer);
+        printf("%-12s %" PRId32 " layer%s, %s", "", x.n_draft_layer, x.n_draft_layer == 1 ? "" : "s",
+               x.has_hidden ? "the target's last hidden state" : "taps");
         for (int32_t i = 0; i < x.n_taps; i++) printf(" %" PRIu32, x.taps[i]);
         putchar('\n');
         show_types("its cache", x.draft_kv, x.n_draft_layer);

@@ -103,6 +103,8 @@ static int calls_of(const json_t *o, size_t line, struct chat_message *m, struct
     size_t i;
     char buf[96];
     m->calls = json_object_get(o, "tool_calls");
+    m->call_id = json_object_get(o, "tool_call_id");
+    if (json_is_null(m->call_id)) m->call_id = NULL;
     if (m->calls && !json_is_array(m->calls))
         return err_set(e, ERR_FORMAT, "stdin: line %zu: tool_calls: expected an array, got %s", line,
                        json_show(m->calls, buf, sizeof buf));
@@ -140,7 +142,7 @@ static int read_message(const json_t *o, size_t line, struct chat_message *m, st
         if (!strcmp(key, "role") || !strcmp(key, "content")) continue;
         if (m->role == CHAT_ASSISTANT && !strcmp(key, "reasoning_content")) continue;
         if (m->role == CHAT_ASSISTANT && !strcmp(key, "tool_calls")) continue;
-        if (m->role == CHAT_TOOL && !strcmp(key, "tool_call_id")) continue; /* no template shows it */
+        if (m->role == CHAT_TOOL && !strcmp(key, "tool_call_id")) continue;
         return err_set(e, ERR_FORMAT, "stdin: line %zu: %.60s is not supported (expected role, content%s)",
                        line, key,
                        m->role == CHAT_ASSISTANT ? ", reasoning_content, tool_calls"

@@ -1,5 +1,5 @@
 /* io.c - see io.h. */
-#include "io.h"
+#include "io_priv.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -20,8 +20,6 @@
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "files are little-endian and mapped as they are: a big-endian host is not supported"
 #endif
-
-#define OUT_BUF ((size_t)256 << 10)
 
 /* ---- maps ----
  * Every map that exists, for the check of a commit and for the handler of a map that was cut. */
@@ -150,21 +148,20 @@ int io_exists(const char *path, struct err *e)
  * The names of the temporaries that exist, for the handler. A name is entered before the file is created and
  * taken out before its memory is freed, so that a signal at any time leaves no file behind. */
 
-#define MAX_TMP 16
-static _Atomic(char *) live_tmp[MAX_TMP];
+static _Atomic(char *) live_tmp[IO_MAX_TMP];
 
-static bool tmp_enter(char *name)
+bool io_tmp_enter(char *name)
 {
-    for (int i = 0; i < MAX_TMP; i++) {
+    for (int i = 0; i < IO_MAX_TMP; i++) {
         char *none = NULL;
         if (atomic_compare_exchange_strong(&live_tmp[i], &none, name)) return true;
     }
     return false;
 }
 
-static void tmp_leave(char *name)
+void io_tmp_leave(char *name)
 {
-    for (int i = 0; i < MAX_TMP; i++) {
+    for (int i = 0; i < IO_MAX_TMP; i++) {
         char *it = name;
         if (atomic_compare_exchange_strong(&live_tmp[i], &it, NULL)) return;
     }
@@ -172,9 +169,9 @@ static void tmp_leave(char *name)
 
 static void remove_temporaries(void)
 {
-    for (int i = 0; i < MAX_TMP; i++) {
+    for (int i = 0; i < IO_MAX_TMP; i++) {
         char *name = atomic_load(&live_tmp[i]);
-        if (name) unlink(name);
+        if (name && *name) unlink(name);
     }
 }
 
@@ -214,13 +211,13 @@ static void on_signal(int sig)
     raise(sig); /* SA_RESETHAND: the default action follows, so the parent sees the signal */
 }
 
-static void naming_begin(void)
+void io_naming_begin(void)
 {
     for (int nobody = NOBODY; !atomic_compare_exchange_strong(&turn, &nobody, NAMING); nobody = NOBODY)
         poll(NULL, 0, 1); /* a handler is ending the program */
 }
 
-static void naming_end(void)
+void io_naming_end(void)
 {
     atomic_store(&turn, NOBODY);
     int sig = atomic_exchange(&waiting, 0);
@@ -302,353 +299,6 @@ void io_signals_install(void)
     sigemptyset(&bus.sa_mask);
     sigaction(SIGBUS, &bus, NULL);
     signal(SIGXFSZ, SIG_IGN); /* past `ulimit -f` a write fails, and that is reported like a full disk */
-}
-
-/* ---- outputs ---- */
-
-const char *io_folder(const char *path, char *p)
-{
-    const char *slash = strrchr(path, '/');
-    size_t n = slash ? (size_t)(slash - path) : 0;
-    if (!slash)
-        strcpy(p, ".");
-    else if (!n)
-        strcpy(p, "/");
-    else if (n < PATH_MAX)
-        memcpy(p, path, n), p[n] = 0;
-    else
-        strcpy(p, ".");
-    return p;
-}
-
-static int refuse_inputs(const struct stat *out, const char *name, const char *const *inputs, int n,
-                         struct err *e)
-{
-    struct stat st;
-    if (!S_ISREG(out->st_mode)) return 0; /* /dev/null or a terminal may be both */
-    for (int i = 0; i < n; i++) {
-        if (!inputs[i] || !strcmp(inputs[i], "-") ? fstat(0, &st) : stat(inputs[i], &st)) continue;
-        if (st.st_dev == out->st_dev && st.st_ino == out->st_ino)
-            return err_set(e, ERR_USAGE, "%s: the output is the same file as the input %s", name,
-                           inputs[i] && strcmp(inputs[i], "-") ? inputs[i] : "stdin");
-    }
-    return 0;
-}
-
-/* path.PID-K.END; of a path whose last part leaves no room for that, so much of it as does. */
-static void name_beside(char *s, size_t n, const char *path, unsigned k, const char *end)
-{
-    const char *slash = strrchr(path, '/');
-    const size_t all = strlen(path), last = slash ? strlen(slash + 1) : all, room = NAME_MAX - 32;
-    snprintf(s, n, "%.*s.%ld-%u.%s", (int)(all - (last > room ? last - room : 0)), path, (long)getpid(), k,
-             end);
-}
-
-static int create_tmp(struct io_out *o, struct err *e)
-{
-    size_t n = strlen(o->path) + 48;
-    o->tmp = mem_alloc(n);
-    if (!o->tmp) return err_set(e, ERR_IO, "%s: out of memory (name of a temporary file)", o->path);
-    if (!tmp_enter(o->tmp)) {
-        mem_free(o->tmp);
-        o->tmp = NULL;
-        return err_set(e, ERR_IO, "%s: too many outputs open at once (at most %d)", o->path, MAX_TMP);
-    }
-    for (unsigned k = 0; k < 1000; k++) {
-        name_beside(o->tmp, n, o->path, k, "tmp");
-        o->fd = open(o->tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (o->fd >= 0) return 0;
-        if (errno != EEXIST) break;
-    }
-    err_errno(e, "%s: cannot create %s", o->path, o->tmp);
-    tmp_leave(o->tmp);
-    mem_free(o->tmp);
-    o->tmp = NULL;
-    return -1;
-}
-
-/* path exists: st is what stat says of it. Leaves o->fd open where it is a device or a pipe. */
-static int open_existing(struct io_out *o, const struct stat *st, struct err *e)
-{
-    char real[PATH_MAX];
-    if (S_ISDIR(st->st_mode))
-        return err_set(e, ERR_IO, "%s: is a directory (expected a file to write)", o->path);
-    if (!S_ISREG(st->st_mode)) {
-        o->fd = open(o->path, O_WRONLY | O_CLOEXEC);
-        return o->fd < 0 ? err_errno(e, "%s", o->path) : 0;
-    }
-    if (!o->force) {
-        err_set(e, ERR_USAGE, "%s: exists already", o->path);
-        return err_hint(e, "--force replaces it");
-    }
-    /* Through a link: what it points at is replaced, and the link stays. */
-    if (!realpath(o->path, real)) return err_errno(e, "%s: cannot follow the link", o->path);
-    char *p = mem_strdup(real);
-    if (!p) return err_set(e, ERR_IO, "%s: out of memory (path)", o->path);
-    mem_free(o->path);
-    o->path = p;
-    return 0;
-}
-
-int io_out_open(struct io_out *o, const char *path, bool force, const char *const *inputs, int n_inputs,
-                struct err *e)
-{
-    struct stat st;
-    bool replaces = false; /* a file, whose mode stays: who may read it has been decided */
-    memset(o, 0, sizeof *o);
-    o->fd = -1;
-    o->force = force;
-    o->to_stdout = !path || !strcmp(path, "-");
-    o->buf = mem_alloc(OUT_BUF);
-    o->path = mem_strdup(o->to_stdout ? "stdout" : path);
-    if (!o->buf || !o->path) {
-        err_set(e, ERR_IO, "%s: out of memory (output buffer)", path ? path : "stdout");
-        goto fail;
-    }
-    if (o->to_stdout) {
-        o->fd = STDOUT_FILENO;
-        if (!fstat(o->fd, &st) && refuse_inputs(&st, "stdout", inputs, n_inputs, e)) goto fail;
-        return 0;
-    }
-    if (!*path) {
-        err_set(e, ERR_USAGE, "the name of the output is empty");
-        goto fail;
-    }
-    if (!stat(path, &st)) {
-        if (refuse_inputs(&st, path, inputs, n_inputs, e) || open_existing(o, &st, e)) goto fail;
-        replaces = S_ISREG(st.st_mode);
-    } else if (errno != ENOENT) {
-        err_errno(e, "%s", path);
-        goto fail;
-    } else if (!force && !lstat(path, &st)) { /* found now, not after hours, when the name is taken */
-        err_set(e, ERR_USAGE, "%s: exists already, as a link to nothing", path);
-        err_hint(e, "--force replaces it");
-        goto fail;
-    }
-    if (o->fd < 0 && create_tmp(o, e)) goto fail;
-    if (replaces && fchmod(o->fd, st.st_mode & 0777) && errno != EPERM &&
-        errno != ENOSYS) { /* a file system without modes */
-        err_errno(e, "%s: cannot keep the file's mode", o->path);
-        goto fail;
-    }
-    return 0;
-fail:
-    io_out_abort(o);
-    return -1;
-}
-
-int io_out_fd(struct io_out *o, int fd, const char *name, struct err *e)
-{
-    *o = (struct io_out){.fd = fd, .buf = mem_alloc(OUT_BUF), .path = mem_strdup(name)};
-    if (o->buf && o->path) return 0;
-    err_set(e, ERR_IO, "%s: out of memory (output buffer)", name);
-    if (!o->buf && !o->path) close(fd);
-    io_out_abort(o);
-    return -1;
-}
-
-static int write_all(struct io_out *o, const uint8_t *p, size_t n, struct err *e)
-{
-    while (n) {
-        ssize_t k = write(o->fd, p, n > (1u << 30) ? 1u << 30 : n);
-        if (k < 0 && errno == EINTR) continue;
-        if (k < 0 && errno == EAGAIN) {
-            struct pollfd pf = {.fd = o->fd, .events = POLLOUT};
-            poll(&pf, 1, -1);
-            continue;
-        }
-        if (k == 0) errno = EIO; /* a device that takes nothing and does not say why */
-        if (k <= 0) return err_errno(e, "%s: cannot write", o->path);
-        p += k;
-        n -= (size_t)k;
-    }
-    return 0;
-}
-
-int io_out_flush(struct io_out *o, struct err *e)
-{
-    size_t n = o->used;
-    if (!o->buf) return 0;
-    o->used = 0;
-    return write_all(o, o->buf, n, e);
-}
-
-int io_out_write(struct io_out *o, const void *data, size_t n, struct err *e)
-{
-    o->written += n;
-    if (n >= OUT_BUF - o->used) {
-        if (io_out_flush(o, e)) return -1;
-        if (n >= OUT_BUF) return write_all(o, data, n, e);
-    }
-    if (n) memcpy(o->buf + o->used, data, n);
-    o->used += n;
-    return 0;
-}
-
-int io_out_place(struct io_out *o, uint64_t offset, const void *data, size_t n, struct err *e)
-{
-    const uint8_t *p = data;
-    if (!o->tmp)
-        return err_set(e, ERR_USAGE, "%s: cannot be written out of order (expected a file)",
-                       o->path ? o->path : "stdout");
-    while (n) {
-        const ssize_t done = pwrite(o->fd, p, n, (off_t)offset);
-        if (done < 0 && errno == EINTR) continue;
-        if (done == 0) errno = EIO;
-        if (done <= 0) return err_errno(e, "%s: cannot write", o->path);
-        p += done;
-        n -= (size_t)done;
-        offset += (uint64_t)done;
-    }
-    return 0;
-}
-
-/* Without --force a file that appeared meanwhile is not replaced, where the file system can tell. */
-static int rename_tmp(struct io_out *o, struct err *e)
-{
-    if (!o->force) {
-        if (!renameat2(AT_FDCWD, o->tmp, AT_FDCWD, o->path, RENAME_NOREPLACE)) return 0;
-        if (errno == EEXIST) {
-            err_set(e, ERR_USAGE, "%s: exists already (it appeared while it was being written)", o->path);
-            return err_hint(e, "--force replaces it");
-        }
-        if (errno != EINVAL && errno != ENOSYS) return err_errno(e, "%s: cannot rename %s", o->path, o->tmp);
-    }
-    if (rename(o->tmp, o->path)) return err_errno(e, "%s: cannot rename %s", o->path, o->tmp);
-    return 0;
-}
-
-int io_out_prepare(struct io_out *o, struct err *e)
-{
-    if (!o->buf) return 0;
-    if (io_out_flush(o, e) || io_maps_check(e)) return -1;
-    if (o->to_stdout || o->fd < 0) return 0;
-    int rc = fsync(o->fd);
-    while (rc && errno == EINTR) rc = fsync(o->fd); /* network file systems let signals interrupt it */
-    /* A pipe or a device has nothing to sync and says EINVAL. */
-    if (rc && o->tmp) return err_errno(e, "%s: cannot write", o->path);
-    int fd = o->fd;
-    o->fd = -1;
-    /* Interrupted, it is closed all the same, and the bytes are safe. */
-    return close(fd) && errno != EINTR ? err_errno(e, "%s: cannot write", o->path) : 0;
-}
-
-/* What has the name of o now stays beside it as o->old, until all outputs of the commit have their names: as
- * a second link, or, where the file system has none, under that name alone. */
-static int keep_old(struct io_out *o, struct err *e)
-{
-    struct stat st;
-    size_t n = strlen(o->path) + 48;
-    if (!o->force || lstat(o->path, &st) || S_ISDIR(st.st_mode))
-        return 0; /* nothing that would be replaced */
-    char *old = mem_alloc(n);
-    if (!old) return err_set(e, ERR_IO, "%s: out of memory (name of the file that is there)", o->path);
-    for (unsigned k = 0; k < 1000; k++) {
-        name_beside(old, n, o->path, k, "old");
-        if (link(o->path, old) == 0) goto kept;
-        if (errno == EPERM || errno == EOPNOTSUPP || errno == ENOSYS || errno == EMLINK) {
-            /* A folder that takes no new name for it (sticky, another's file) takes no rename either. */
-            if (lstat(old, &st) == 0) continue;
-            if (rename(o->path, old) == 0) goto kept;
-        }
-        if (errno != EEXIST) break;
-    }
-    err_errno(e, "%s: cannot keep the file that is there as %s", o->path, old);
-    mem_free(old);
-    return -1;
-kept:
-    o->old = old;
-    return 0;
-}
-
-/* Back to what was there before; named: o has its name already. */
-static void take_back(struct io_out *o, bool named, struct err *e)
-{
-    if (!o->old) {
-        if (named) unlink(o->path);
-    } else if (rename(o->old, o->path)) {
-        err_hint(e, "%s is now %s: it could not be put back (%s)", o->path, o->old, strerror(errno));
-    } else {
-        unlink(o->old); /* two links to one file: rename leaves both */
-    }
-}
-
-/* The names of all of them; where one fails, all is as it was. A rename that fails changes nothing, so the
- * last one needs no old file kept. */
-static int name_all(struct io_out *const *o, int n, struct err *e)
-{
-    int last = n - 1;
-    while (last > 0 && !o[last]->tmp) last--;
-    for (int i = 0; i <= last; i++) {
-        if (!o[i]->tmp) continue;
-        if ((i == last || keep_old(o[i], e) == 0) && rename_tmp(o[i], e) == 0) continue;
-        for (int k = i; k >= 0; k--)
-            if (o[k]->tmp) take_back(o[k], k < i, e);
-        return -1;
-    }
-    for (int i = 0; i <= last; i++)
-        if (o[i]->old) unlink(o[i]->old);
-    return 0;
-}
-
-/* All named: their temporaries are no more. */
-static int give_names(struct io_out *const *o, int n, struct err *e)
-{
-    naming_begin();
-    int rc = name_all(o, n, e);
-    for (int i = 0; i < n; i++) {
-        mem_free(o[i]->old);
-        o[i]->old = NULL;
-        if (!o[i]->tmp || rc) continue;
-        tmp_leave(o[i]->tmp);
-        mem_free(o[i]->tmp);
-        o[i]->tmp = NULL;
-        o[i]->named = true;
-    }
-    naming_end();
-    return rc;
-}
-
-int io_outs_commit(struct io_out *const *o, int n, struct err *e)
-{
-    char dir[PATH_MAX];
-    int rc = 0;
-    for (int i = 0; i < n && !rc; i++) rc = io_out_prepare(o[i], e);
-    if (!rc) rc = give_names(o, n, e);
-    for (int i = 0; i < n && !rc; i++) {
-        if (!o[i]->named) continue;
-        io_folder(o[i]->path,
-                  dir); /* best effort: the bytes are safe, only the name may be lost with the power */
-        int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        if (fd >= 0) {
-            fsync(fd);
-            close(fd);
-        }
-    }
-    for (int i = 0; i < n; i++) io_out_abort(o[i]);
-    return rc;
-}
-
-int io_out_commit(struct io_out *o, struct err *e)
-{
-    return io_outs_commit(&o, 1, e);
-}
-
-void io_out_abort(struct io_out *o)
-{
-    if (!o) return;
-    if ((o->buf || o->path) && o->fd >= 0 && !o->to_stdout) close(o->fd);
-    if (o->tmp) {
-        unlink(o->tmp);
-        tmp_leave(o->tmp);
-        mem_free(o->tmp);
-    }
-    mem_free(o->buf);
-    mem_free(o->path);
-    o->fd = -1;
-    o->buf = NULL;
-    o->path = o->tmp = NULL;
-    o->used = 0;
 }
 
 /* ---- reading ---- */

@@ -30,15 +30,19 @@ void io_map_done(const void *p, uint64_t n);
  * what is there is then opened, and said to be missing only where it is. */
 int io_exists(const char *path, struct err *e);
 
-/* An output file. path "-" or NULL: stdout, written through. Else a temporary beside path, fsynced and
- * renamed by io_out_commit, unlinked by io_out_abort, on failure, and on SIGINT/SIGTERM/SIGHUP
- * (io_signals_install). Without force an existing path is refused, and a path that is the same file as one of
- * inputs always is (ERR_USAGE); with it the new file has the mode of the one that it replaces. A device or a
- * pipe at path is written through like stdout: renaming over it would replace it by a file. */
+/* An output file. path "-" or NULL: stdout, written through. Else a file without a name in path's folder
+ * (O_TMPFILE), of which nothing is left whatever ends the program; io_out_commit syncs it, names it
+ * PATH.PID-K.tmp and renames that. Where the file system has no such files (NFS, FAT), or there is no /proc,
+ * it has that name from the beginning: it is unlinked by io_out_abort, on failure, and on
+ * SIGINT/SIGTERM/SIGHUP (io_signals_install), and SIGKILL leaves it. Without force an existing path is
+ * refused, and a path that is the same file as one of inputs always is (ERR_USAGE); with it the new file has
+ * the mode of the one that it replaces. A device or a pipe at path is written through like stdout: renaming
+ * over it would replace it by a file. */
 struct io_out {
     int fd;
     bool to_stdout, force;
-    char *path, *tmp; /* tmp NULL: written through */
+    char *path, *tmp; /* tmp NULL: written through; "": a file without a name */
+    bool unnamed;
     char *old;        /* within a commit: where the file that is replaced waits; else NULL */
     bool named;       /* the commit has renamed it */
     uint64_t written; /* bytes handed to io_out_write */
@@ -64,7 +68,7 @@ int io_out_commit(struct io_out *o, struct err *e); /* flush, fsync, rename; the
  * moment. Only SIGKILL or a crash of the machine within it leaves .old files, which then hold what was
  * replaced. */
 int io_outs_commit(struct io_out *const *o, int n, struct err *e);
-/* The part of a commit that a full disk can fail: flush, fsync and close, but no name yet. Nothing is written
+/* The part of a commit that a full disk can fail: flush and fsync, but no name yet. Nothing is written
  * after it. On failure abort the output. */
 int io_out_prepare(struct io_out *o, struct err *e);
 void io_out_abort(struct io_out *o); /* legal after commit: does nothing */

@@ -87,7 +87,7 @@ static int read_tokenizer(struct desc_reader *r)
         d->has_tokenizer = true;
         d->n_tokens = (int32_t)tokens->count;
         d->tokenizer_crc = crc_strings(crc_strings(0, tokens), gguf_find(r->g, "tokenizer.ggml.merges"));
-        if (d->arch != DESC_DFLASH && d->n_tokens > d->n_vocab)
+        if (!desc_drafts(d) && d->n_tokens > d->n_vocab)
             return desc_fail(
                 r, "key 'tokenizer.ggml.tokens': is longer than the embedding (expected %d, got %d)",
                 d->n_vocab, d->n_tokens);
@@ -101,7 +101,7 @@ static int read_tokenizer(struct desc_reader *r)
     for (uint64_t i = 0; list && i < list->count; i++)
         if (add_stop(r, list->key, gguf_array_i64(list, i))) return -1;
     d->n_stops_said = d->n_stops;
-    if (d->arch != DESC_DFLASH) add_ends(r);
+    if (!desc_drafts(d)) add_ends(r);
     return gguf_get_bool(r->g, "tokenizer.ggml.add_bos_token", &d->add_bos, r->e) < 0 ? -1 : 0;
 }
 
@@ -233,6 +233,9 @@ static int refuse_unknown_tensors(struct desc_reader *r)
 
 static const struct desc_family *find_family(const struct desc_reader *r)
 {
+    const bool mtp =
+        desc_mtp_apart(r->g, r->arch) || (r->o && r->o->drafter && desc_mtp_there(r->g, r->arch));
+    if (mtp) return gguf_str_is(r->arch, desc_qwen35_mtp.name) ? &desc_qwen35_mtp : &desc_qwen35moe_mtp;
     for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
         if (gguf_str_is(r->arch, families[i]->name)) return families[i];
     return dialect_is_drafter(r->arch) ? &desc_dflash : NULL;
@@ -276,6 +279,19 @@ static int read_any(struct desc_reader *r)
     return f->read(r);
 }
 
+/* Flags for drafters of another kind, or for none: nothing is passed over. */
+static int refuse_flags(struct desc_reader *r)
+{
+    struct desc_override o = r->o ? *r->o : (struct desc_override){.draft_causal = -1};
+    if (r->d->arch == DESC_DFLASH) return 0;
+    if (r->d->arch == DESC_QWEN35_MTP) o.block_size = 0;
+    if (!desc_override_given(&o)) return 0;
+    return err_set(r->e, ERR_USAGE, "%s: %s%s is for %s, this is %s%s",
+                   r->g->map.path ? r->g->map.path : "model", o.flag ? o.flag : "--draft-",
+                   desc_override_given(&o), desc_drafts(r->d) ? "DFlash drafters" : "drafters",
+                   desc_drafts(r->d) ? "an " : "a ", desc_drafts(r->d) ? "MTP block" : r->d->arch_name);
+}
+
 int desc_read(struct desc **out, const struct gguf *g, const struct desc_override *o, struct err *e)
 {
     struct desc_reader r = {.g = g, .o = o, .e = e};
@@ -289,13 +305,10 @@ int desc_read(struct desc **out, const struct gguf *g, const struct desc_overrid
     }
     r.d->bos_id = r.d->eos_id = r.d->mask_id = -1;
     if (gguf_whole(g, e) || read_any(&r)) goto out;
-    if (r.d->arch != DESC_DFLASH && desc_override_given(o)) { /* nothing is passed over */
-        err_set(e, ERR_USAGE, "%s: %s%s is for drafters, this is a %s", g->map.path ? g->map.path : "model",
-                o->flag ? o->flag : "--draft-", desc_override_given(o), r.d->arch_name);
-        goto out;
-    }
+    if (refuse_flags(&r)) goto out;
     if (read_tokenizer(&r) || refuse_unknown_tensors(&r)) goto out;
     if (r.d->arch != DESC_DFLASH) r.d->has_norm_crc = desc_norm_crc(g, &r.d->norm_crc);
+    if (!r.d->block_most) r.d->block_most = desc_cycle_rows(r.d);
     read_identity(&r);
     *out = r.d;
     r.d = NULL;
@@ -311,11 +324,35 @@ void desc_free(struct desc *d)
     mem_free(d);
 }
 
+/* An MTP block reads what its target writes: the hidden state after the final norm, tokens by the target's
+ * embedding, and the head. */
+static int pair_mtp(const struct desc *t, const struct desc *d, struct err *e)
+{
+    if (strcmp(t->arch_name, d->arch_name))
+        return err_set(e, ERR_FORMAT,
+                       "drafter: is the MTP block of another architecture (expected %s, got %s)",
+                       t->arch_name, d->arch_name);
+    if (d->n_embd != t->n_embd)
+        return err_set(
+            e, ERR_FORMAT,
+            "drafter: hidden size (expected the target's %d, whose last hidden state, embedding and "
+            "head it reads, got %d)",
+            t->n_embd, d->n_embd);
+    if (d->n_vocab && d->n_vocab != t->n_vocab)
+        return err_set(e, ERR_FORMAT, "drafter: vocabulary (expected the target's %d, got %d)", t->n_vocab,
+                       d->n_vocab);
+    if (t->has_tokenizer && d->has_tokenizer && t->n_tokens != d->n_tokens)
+        return err_set(e, ERR_FORMAT, "drafter: tokenizer (expected the target's %d tokens, got %d)",
+                       t->n_tokens, d->n_tokens);
+    return 0;
+}
+
 int desc_pair(const struct desc *t, const struct desc *d, struct err *e)
 {
-    if (t->arch == DESC_DFLASH)
+    if (desc_drafts(t))
         return err_set(e, ERR_FORMAT, "target: is a drafter (expected a target architecture, got %s)",
                        t->arch_name);
+    if (d->arch == DESC_QWEN35_MTP) return pair_mtp(t, d, e);
     if (d->arch != DESC_DFLASH)
         return err_set(e, ERR_FORMAT, "drafter: is a target (expected the architecture of a drafter, got %s)",
                        d->arch_name);
@@ -338,9 +375,15 @@ int desc_pair(const struct desc *t, const struct desc *d, struct err *e)
             e, ERR_FORMAT,
             "drafter: hidden size (expected the target's %d, whose embedding and head it borrows, got %d)",
             t->n_embd, d->n_embd);
-    if (d->n_vocab && d->n_vocab != t->n_vocab)
-        return err_set(e, ERR_FORMAT, "drafter: vocabulary (expected the target's %d, got %d)", t->n_vocab,
-                       d->n_vocab);
+    if (d->n_vocab && d->n_vocab != t->n_vocab) {
+        err_set(e, ERR_FORMAT, "drafter: vocabulary (expected the target's %d, got %d)", t->n_vocab,
+                d->n_vocab);
+        return d->n_vocab < t->n_vocab && !d->n_vocab_draft ? err_hint(e, DESC_REDUCED_HINT) : -1;
+    }
+    if (d->n_vocab_draft && d->d2t_top >= t->n_vocab)
+        return err_set(e, ERR_FORMAT,
+                       "drafter: d2t names an id out of the target's vocabulary (expected 0 to %d, got %d)",
+                       t->n_vocab - 1, d->d2t_top);
     if (d->mask_id >= t->n_vocab)
         return err_set(e, ERR_FORMAT,
                        "drafter: mask id out of the target's vocabulary (expected 0 to %d, got %d)",

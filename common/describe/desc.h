@@ -20,7 +20,12 @@ enum desc_arch {
     DESC_GEMMA4,
     DESC_LLAMA,
     DESC_DFLASH,
+    DESC_QWEN35_MTP, /* the block of a Qwen3.5 file that predicts further tokens, as a drafter */
 };
+
+/* How a DSpark drafter makes what it adds of the embedding of the token before: of it alone; gated by the row
+ * and itself; by a small recurrent unit over the rows. */
+enum desc_markov { MARKOV_VANILLA, MARKOV_GATED, MARKOV_RNN };
 
 #define DESC_MAX_LAYERS 1024
 #define DESC_MAX_TAPS 64
@@ -57,9 +62,10 @@ struct desc {
     const char *ffn_norm_name;              /* the same, after "blk.N." */
     char name[128];                         /* general.name, may be "" */
     int32_t n_layer, n_embd;
+    int32_t first_block; /* the tensors of layer i are blk.(first_block + i). */
     int32_t n_vocab;     /* 0: a drafter that does not say */
     int32_t n_ctx_train; /* 0: not known (a drafter converted without config.json) */
-    int32_t n_nextn;     /* blocks behind the n_layer that predict further tokens: left out */
+    int32_t n_nextn;     /* blocks behind the n_layer that predict further tokens: no part of this pass */
     float rms_eps;
     bool tied_head; /* no output.weight: the embedding is the head */
     struct desc_layer layer[DESC_MAX_LAYERS];
@@ -76,6 +82,13 @@ struct desc {
     int32_t n_conv;             /* taps of the short convolution */
     /* drafters */
     int32_t block_size, mask_id;
+    int32_t first_row;  /* of a block, that proposes the token behind the anchor: 1, or 0 where the anchor's
+                           own row does */
+    int32_t block_most; /* rows of a cycle at most: desc_cycle_rows, but where any number does */
+    bool apart;         /* MTP: the file holds nothing else; else its target too */
+    bool own_embed, own_head; /* MTP: nextn.embed_tokens, nextn.shared_head_head in place of the target's */
+    const char *head_norm;    /* MTP: the tensor of the norm before the head */
+    int32_t idle_rows;        /* behind those that propose: Domino's last row with shift_label */
     int32_t n_taps,
         taps[DESC_MAX_TAPS]; /* zero-based blocks whose output is tapped, in the order of fc's columns */
     int32_t n_features;      /* width of fc's input = n_taps * the target's n_embd */
@@ -84,17 +97,27 @@ struct desc {
     bool causal_inferred;    /* layer[].causal stands neither in the file nor in a flag */
     /* The file has attention.causal, which does not count in its dialect, and some layer is not as it says */
     bool causal_ignored;
-    /* What it is: "DFlash", or a relative ("DFlash2", "DSpark", ...), which can be described and not be run;
-     * then the keys and tensors that show it. */
+    /* What it is: "DFlash", or a relative ("DFlash2", "DSpark", ...); whether it is of a kind that is run
+     * (common/model/draft.h), with no piece of another; then the keys and tensors that show it. */
     const char *kind;
+    bool runs;
     char pieces[512];                  /* "" where it is a plain DFlash drafter */
     int32_t conv_kernel, conv_group;   /* DFlash2, else 0 */
     int32_t selector_rank, selector_k; /* DFlash2, else 0 */
-    int32_t markov_rank;               /* DSpark, else 0 */
-    int32_t n_vocab_draft;             /* rows of d2t, 0: the whole vocabulary */
+    int32_t n_vocab_draft;             /* rows of d2t and of the head, 0: the whole vocabulary */
+    int32_t d2t_top;                   /* the largest id in d2t */
+    /* DSpark: what is added to a row's logits for the token before it; the probability of a proposal to be
+     * taken, made of the row, or of the row and that token. Rank 0: nothing is added. */
+    enum desc_markov markov;
+    int32_t markov_rank;
+    bool confidence, confidence_markov;
+    /* Domino, else 0: the state of what it has read of the block, the width between the two products of its
+     * correction, and how many proposals of a block are made without it. */
+    int32_t n_state, n_correct, pure_prefix;
     /* Where has_*; else the target's own. Targets always have a scale. */
     bool has_embedding_scale, has_softcap;
     float embedding_scale, softcap;
+    float logit_scale; /* drafters: of the logits, before the cap */
     /* What a rule of the format decided because the file is silent, a sentence each, for -v; "" if nothing */
     char inferred[512];
     /* tokenizer and stopping, where the file has them; ids, -1 if absent */
@@ -113,8 +136,9 @@ struct desc {
 
 /* Flags that override or supply drafter parts, or say how to read them. */
 struct desc_override {
-    int32_t draft_causal;                /* -1: as the file says; 0, 1: force every layer */
-    const char *dialect;                 /* of the file; NULL: recognise it */
+    bool drafter;         /* a file that holds a target and its MTP block is wanted for the block */
+    int32_t draft_causal; /* -1: as the file says; 0, 1: force every layer */
+    const char *dialect;  /* of the file; NULL: recognise it */
     int32_t n_taps, taps[DESC_MAX_TAPS]; /* zero-based blocks; n_taps 0: as the file says */
     bool has_tap_shift, has_mask_id;
     int32_t tap_shift, mask_id;
@@ -134,6 +158,8 @@ const char *desc_override_given(const struct desc_override *o);
  */
 int desc_read(struct desc **d, const struct gguf *g, const struct desc_override *o, struct err *e);
 void desc_free(struct desc *d);
+/* Does a file of whatever architecture hold an MTP block, beside a target or alone? */
+bool desc_holds_mtp(const struct gguf *g);
 /* Is it a vocabulary alone: tokens, and no tensor. desc_read refuses it as such. */
 bool desc_vocabulary_only(const struct gguf *g);
 /* Do they fit: hidden size x taps = fc's width, taps in range, vocabulary, mask id, embedding width. First
@@ -155,6 +181,10 @@ bool desc_norm_crc(const struct gguf *g, uint32_t *crc);
 /* Do they, as far as both say, not belong together? */
 bool desc_other_target(const struct desc *target, const struct desc *drafter);
 
+#define DESC_REDUCED_HINT "a head of fewer rows than the vocabulary needs a table d2t, which names their ids"
+/* The id of a row of d2t, of a drafter that has a reduced vocabulary. */
+int64_t desc_d2t(const struct gguf *g, int64_t row);
+
 /* What an error about a drafter that cannot be run says: "a DFlash2 drafter: ..." with what shows it. Returns
  * -1; 0 where it can. */
 int desc_runnable(const struct desc *d, struct err *e);
@@ -167,10 +197,25 @@ const char *desc_stranger(struct gguf_str arch);
 void desc_tell(const struct desc *d, const char *flag,
                void (*say)(void *ctx, const char *subject, const char *text), void *ctx);
 
+/* Is it a drafter's? */
+static inline bool desc_drafts(const struct desc *d)
+{
+    return d->arch == DESC_DFLASH || d->arch == DESC_QWEN35_MTP;
+}
 /* The first layer with attention (layer 0 where none has any): what is said of a model in one line. */
 const struct desc_layer *desc_attention(const struct desc *d);
 /* The architectures that are read, for messages: "qwen3, ... or dflash". */
 const char *desc_arch_names(void);
+/* Rows of a verify at most: the anchor and all that a block of a drafter proposes. */
+static inline int32_t desc_cycle_rows(const struct desc *d)
+{
+    return d->block_size + 1 - d->first_row - d->idle_rows;
+}
+/* Rows that a block runs where a verify may have rows: fewer, where a block is cut. */
+static inline int32_t desc_block_rows(const struct desc *d, int32_t rows)
+{
+    return rows - 1 + d->first_row + d->idle_rows;
+}
 /* Values that a token leaves in a delta net layer before the split: 2 n_k d_k + n_v d_v. */
 static inline int32_t desc_delta_width(const struct desc *d)
 {

@@ -73,16 +73,6 @@ static int check_keys(struct desc_reader *r, const struct dialect *x)
     return desc_known_keys(r, desc_stack_keys, known);
 }
 
-/* Keys that are there in some dialects, with the one value that changes nothing. */
-static int check_scale(struct desc_reader *r)
-{
-    float scale = 1;
-    if (desc_maybe_f32(r, "logit_scale", &scale) < 0) return -1;
-    return scale == 1 ? 0
-                      : desc_fail(r, "key '%s.logit_scale': is not supported (expected 1, got %g)",
-                                  r->d->arch_name, (double)scale);
-}
-
 /* ---- taps ---- */
 
 /* Two writers use the same key, one counts from the embeddings and one from block 0; where the mask's id
@@ -402,7 +392,9 @@ static int read_scalars(struct desc_reader *r)
         return desc_fail(r, "key '%s': out of range (expected 0 or more, got %g)", key, (double)d->softcap);
     int crc = gguf_get_u32(r->g, desc_key(r, DESC_NORM_KEY, key, sizeof key), &d->norm_crc, r->e);
     d->has_norm_crc = crc == 0;
-    return crc < 0 ? -1 : check_scale(r);
+    if (crc < 0) return -1;
+    d->logit_scale = 1;
+    return desc_maybe_f32(r, "logit_scale", &d->logit_scale) < 0 ? -1 : 0;
 }
 
 /* M-RoPE targets leave [head_dim/2, 0, 0, 0] here, which is plain rope; anything else is not. */
@@ -434,7 +426,8 @@ static int read_own_ends(struct desc_reader *r, const struct dialect *x)
         int32_t *rows = i && d->n_vocab_draft ? &d->n_vocab_draft : &d->n_vocab;
         if (!*rows && desc_dim(r, name[i], 1, rows)) return -1;
         const int64_t ne[3] = {d->n_embd, *rows, 0};
-        if (desc_shape(r, ne, name[i])) return -1;
+        if (desc_shape(r, ne, name[i]))
+            return i && !d->n_vocab_draft ? err_hint(r->e, DESC_REDUCED_HINT) : -1;
     }
     d->tied_head = own[0] && !own[1] && tie;
     if (own[0] && !own[1])
@@ -467,13 +460,14 @@ static int read_dflash(struct desc_reader *r)
     d->arch_name = x->arch;
     d->dialect = x->name;
     d->spelling = x;
+    d->first_row = 1;
     find_names(r, x);
     if (desc_pieces(r)) return -1;
     if (!read_parts(r, x)) return 0;
     /* A relative whose file is not understood is a relative in the first place. */
-    return d->pieces[0] ? err_prefix(r->e, "a %s drafter: running it is not supported (found %.300s)",
-                                     d->kind, d->pieces)
-                        : -1;
+    return !d->runs ? err_prefix(r->e, "a %s drafter: running it is not supported (found %.300s)", d->kind,
+                                 d->pieces)
+                    : -1;
 }
 
 const struct desc_family desc_dflash = {"dflash", DESC_DFLASH, read_dflash};

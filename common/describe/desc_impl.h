@@ -25,7 +25,7 @@ struct desc_family {
     int (*read)(struct desc_reader *r); /* arch, arch_name, dialect "" and an embedding scale of 1 are set */
 };
 extern const struct desc_family desc_qwen3, desc_qwen3moe, desc_qwen35, desc_qwen35moe, desc_llama,
-    desc_gemma4, desc_dflash;
+    desc_gemma4, desc_dflash, desc_qwen35_mtp, desc_qwen35moe_mtp;
 
 /* ---- desc_read.c: one key, one tensor. Return 0, 1 (maybe_*: absent) or -1 with the error ---- */
 
@@ -75,19 +75,32 @@ int desc_rope_plain(struct desc_reader *r);
 /* attention.sliding_window with a pattern a layer (true: sliding). Both absent: every layer sees all. */
 int desc_windows(struct desc_reader *r);
 
+/* ---- desc_qwen35.c: what its targets and their MTP blocks share ---- */
+
+extern const char *const *const desc_qwen35_keys, *const desc_qwen35moe_keys[];
+int desc_qwen35_rope(struct desc_reader *r);
+/* Does the file hold an MTP block and no target? */
+bool desc_mtp_apart(const struct gguf *g, struct gguf_str arch);
+/* Does it hold one? */
+bool desc_mtp_there(const struct gguf *g, struct gguf_str arch);
+
 /* ---- desc_pieces.c: relatives of DFlash drafters ---- */
 
 /* The kind of drafter that a key below arch belongs to, NULL if it is no piece of a relative. */
 const char *desc_piece_key(const char *key, const char *arch);
 /* Find the pieces: kind, pieces, n_vocab_draft; their tensors count as known. */
 int desc_pieces(struct desc_reader *r);
-/* Their keys and shapes, where the format is known (DFlash2, DSpark). After the sizes of the drafter. */
+/* Their keys and shapes, where the format is known (DFlash2, DSpark, Domino). After the sizes of the drafter.
+ */
 int desc_piece_shapes(struct desc_reader *r);
+/* desc_heads.c: those of what corrects a row's logits by the token before it, and of reduced vocabularies. */
+int desc_head_shapes(struct desc_reader *r);
 
 /* Sizes that tensors are spelled with, of a model or of one layer of it. */
 enum desc_size {
     NE_NONE,
     NE_EMBD,
+    NE_EMBD2, /* 2 n_embd */
     NE_VOCAB,
     NE_Q,     /* n_head * head_dim */
     NE_Q2,    /* the same twice: [q | gate] a head */

@@ -1,8 +1,8 @@
 /* desc_pieces.c - what makes a drafter another one than a plain DFlash drafter, found by keys and tensors.
  *
  * Relatives are recognised, named and described, so that inspect, convert and quantize can work on their
- * files; they are not run, because leaving a piece out would still draft, only worse. Shapes are checked
- * where the format is known. */
+ * files; those that have a piece which is not run are not run at all, because leaving it out would still
+ * draft, only worse. Shapes are checked where the format is known. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -24,15 +24,18 @@ static const struct piece pieces[] = {
     {"selector", "DFlash2", false, false},
     {"sample_from_anchor", "DSpark", true, false},
     {"has_confidence_head", "DSpark", true, false},
-    {"dflash.dspark.", "DSpark", true, false},
-    {"hyper_connection", "DSpark", true, false},
+    {"markov_head_type", "DSpark", true, false},
     {"markov_", "DSpark", false, false},
     {"conf_proj", "DSpark", false, false},
-    {"dflash.dspark.", "DSpark", false, false},
-    {"dflash.domino.", "Domino", true, false},
-    {"dflash.domino.", "Domino", false, false},
+    {"hyper_connection", "DeepSeek-V4", true, false},
+    {"dflash.dspark.", "lucebox DSpark", true, false},
+    {"dflash.dspark.", "lucebox DSpark", false, false},
+    {"domino.", "Domino", true, false},
+    {"domino_", "Domino", false, false},
+    {"dflash.domino.", "lucebox Domino", true, false},
+    {"dflash.domino.", "lucebox Domino", false, false},
     {"d2t", "reduced-vocabulary", false, false},
-    {"t2d", "reduced-vocabulary", false, false},
+    {"t2d", "t2d", false, false},
     {"dflash.laguna", "Laguna", true, false},
     {"dflash.context_kv_layer_norm", "Laguna", true, false},
     {"attention.value_scale", "Laguna", true, false},
@@ -46,7 +49,16 @@ static const struct piece pieces[] = {
     {"attn_output.bias", "biased", false, true},
     {"fc.scale", "scaled-fc", false, false},
 };
-enum { N_PIECES = sizeof pieces / sizeof pieces[0] };
+enum { N_PIECES = sizeof pieces / sizeof pieces[0], MAX_KINDS = 16 };
+
+/* The kinds that are run (common/model/draft.c), and the kinds whose pieces such a drafter may have too. */
+static const struct {
+    const char *kind, *also[2];
+} runs[] = {{"DFlash", {"reduced-vocabulary"}},
+            {"DFlash2", {NULL}},
+            {"DSpark", {"reduced-vocabulary"}},
+            {"Domino", {NULL}}};
+enum { N_RUNS = sizeof runs / sizeof runs[0] };
 
 static const struct piece *find(const char *name, bool key, bool layer)
 {
@@ -85,15 +97,23 @@ static bool idle(const struct gguf_kv *kv)
     return false;
 }
 
-static void note(struct desc *d, const struct piece *p, const char *name, const char *value)
+/* The kinds whose pieces were found, each once, in order. */
+struct found {
+    const char *kind[MAX_KINDS];
+    int n;
+};
+
+static void note(struct desc *d, struct found *f, const struct piece *p, const char *name, const char *value)
 {
     const size_t n = strlen(d->pieces), left = sizeof d->pieces - n;
-    if (!d->kind) d->kind = p->kind;
+    int i = 0;
+    while (i < f->n && strcmp(f->kind[i], p->kind)) i++;
+    if (i == f->n && f->n < MAX_KINDS) f->kind[f->n++] = p->kind;
     if (left < strlen(name) + strlen(value) + 16) return;
     snprintf(d->pieces + n, left, "%s%s %s", n ? ", " : "", name, value);
 }
 
-static void note_tensor(struct desc_reader *r, const struct gguf_tensor *t)
+static void note_tensor(struct desc_reader *r, struct found *f, const struct gguf_tensor *t)
 {
     int32_t layer;
     char shape[100] = "[";
@@ -104,7 +124,40 @@ static void note_tensor(struct desc_reader *r, const struct gguf_tensor *t)
     for (uint32_t i = 0; i < t->n_dims; i++)
         snprintf(shape + strlen(shape), sizeof shape - strlen(shape), "%s%" PRId64, i ? ", " : "", t->ne[i]);
     snprintf(shape + strlen(shape), sizeof shape - strlen(shape), "]");
-    note(r->d, p, t->name, shape);
+    note(r->d, f, p, t->name, shape);
+}
+
+static bool also(int run, const char *kind)
+{
+    for (size_t i = 0; i < sizeof runs[run].also / sizeof *runs[run].also; i++)
+        if (runs[run].also[i] && !strcmp(runs[run].also[i], kind)) return true;
+    return !strcmp(runs[run].kind, kind);
+}
+
+static bool is_run(const char *kind)
+{
+    for (int k = 0; k < N_RUNS; k++)
+        if (!strcmp(runs[k].kind, kind)) return true;
+    return false;
+}
+
+/* The first kind that is run and takes all the pieces that were found; else the first found that is not run;
+ * else, of several that do not go together, the first. */
+static void name_kind(struct desc *d, const struct found *f)
+{
+    d->runs = false;
+    for (int k = 0; k < N_RUNS && !d->runs; k++) {
+        d->runs = true;
+        for (int j = 0; j < f->n && d->runs; j++) d->runs = also(k, f->kind[j]);
+        d->kind = runs[k].kind;
+    }
+    if (d->runs) return;
+    d->kind = f->kind[0];
+    for (int j = 0; j < f->n; j++)
+        if (!is_run(f->kind[j])) {
+            d->kind = f->kind[j];
+            return;
+        }
 }
 
 int desc_pieces(struct desc_reader *r)
@@ -112,14 +165,15 @@ int desc_pieces(struct desc_reader *r)
     struct desc *d = r->d;
     const size_t prefix = strlen(d->arch_name) + 1;
     char value[96];
+    struct found f = {.n = 0};
     for (uint64_t i = 0; i < r->g->n_kv; i++) {
         const struct gguf_kv *kv = &r->g->kv[i];
         if (!desc_piece_key(kv->key, d->arch_name) || idle(kv)) continue;
         desc_value_text(kv, value, sizeof value);
-        note(d, find(kv->key + prefix, true, false), kv->key, value);
+        note(d, &f, find(kv->key + prefix, true, false), kv->key, value);
     }
-    for (uint64_t i = 0; i < r->g->n_tensors; i++) note_tensor(r, &r->g->tensor[i]);
-    if (!d->kind) d->kind = "DFlash";
+    for (uint64_t i = 0; i < r->g->n_tensors; i++) note_tensor(r, &f, &r->g->tensor[i]);
+    name_kind(d, &f);
     const struct gguf_tensor *d2t = gguf_tensor(r->g, "d2t");
     if (!d2t) return 0;
     if (d2t->n_dims != 1 || d2t->ne[0] > INT32_MAX)
@@ -159,29 +213,16 @@ static int dflash2_shapes(struct desc_reader *r)
         return desc_fail(r,
                          "tensor 'selector_predecessor.weight': rows (expected the vocabulary's %d, got %d)",
                          d->n_vocab, vocab);
+    d->n_vocab = vocab;
+    if (d->selector_k > vocab)
+        return desc_fail(r, "key '%s.selector_top_k': more than the vocabulary (expected at most %d, got %d)",
+                         d->arch_name, vocab, d->selector_k);
     const int64_t book[3] = {d->selector_rank, vocab, 0}, hidden[3] = {d->n_embd, d->selector_rank, 0};
     return desc_shape(r, book, "selector_predecessor.weight") ||
                    desc_shape(r, book, "selector_successor.weight") ||
                    desc_shape(r, hidden, "selector_hidden.weight")
                ? -1
                : 0;
-}
-
-static int dspark_shapes(struct desc_reader *r)
-{
-    struct desc *d = r->d;
-    int32_t vocab, draft;
-    if (!gguf_tensor(r->g, "markov_w1.weight")) return 0; /* lucebox's, or a head of another kind */
-    if (desc_dim(r, "markov_w1.weight", 0, &d->markov_rank) || desc_dim(r, "markov_w1.weight", 1, &vocab) ||
-        desc_dim(r, "markov_w2.weight", 1, &draft))
-        return -1;
-    const int32_t want = d->n_vocab_draft ? d->n_vocab_draft : vocab;
-    if ((d->n_vocab && vocab != d->n_vocab) || draft != want)
-        return desc_fail(
-            r, "tensor 'markov_w1.weight', 'markov_w2.weight': rows (expected %d and %d, got %d and %d)",
-            d->n_vocab ? d->n_vocab : vocab, want, vocab, draft);
-    const int64_t w2[3] = {d->markov_rank, draft, 0};
-    return desc_shape(r, w2, "markov_w2.weight");
 }
 
 int desc_piece_shapes(struct desc_reader *r)
@@ -192,12 +233,12 @@ int desc_piece_shapes(struct desc_reader *r)
     conv |= gguf_find(g, desc_key(r, "conv_kernel_size", key, sizeof key)) != NULL;
     conv |= gguf_find(g, desc_key(r, "selector_rank", key, sizeof key)) != NULL;
     if (conv && dflash2_shapes(r)) return -1;
-    return dspark_shapes(r);
+    return desc_head_shapes(r);
 }
 
 int desc_runnable(const struct desc *d, struct err *e)
 {
-    if (d->arch != DESC_DFLASH || !d->pieces[0]) return 0;
+    if (d->arch != DESC_DFLASH || d->runs) return 0;
     return err_set(e, ERR_FORMAT, "a %s drafter: running it is not supported (found %s)", d->kind, d->pieces);
 }
 
@@ -237,7 +278,8 @@ void desc_tell(const struct desc *d, const char *flag,
     snprintf(text, sizeof text, "%s (%s), architecture %s", x->name, x->whose, x->arch);
     say(ctx, "dialect", text);
     if (d->pieces[0]) {
-        snprintf(text, sizeof text, "a %s drafter, which cannot be run here: %s", d->kind, d->pieces);
+        snprintf(text, sizeof text, "a %s drafter%s: %s", d->kind,
+                 d->runs ? "" : ", which cannot be run here", d->pieces);
         say(ctx, "kind", text);
     }
     ids_text(here, sizeof here, d->taps, d->n_taps, 0);

@@ -40,21 +40,23 @@ static const struct desc_expect tensors[] = {
 
 /* The first N_EXPERT_KEYS are of the family with experts alone. */
 enum { N_EXPERT_KEYS = 5 };
-static const char *const keys[] = {"expert_count",
-                                   "expert_feed_forward_length",
-                                   "expert_shared_feed_forward_length",
-                                   "expert_used_count",
-                                   "expert_weights_scale",
-                                   "attention.recurrent_layers",
-                                   "full_attention_interval",
-                                   "nextn_predict_layers",
-                                   "rope.dimension_sections", /* of a picture's axes; in text all are one */
-                                   "ssm.conv_kernel",
-                                   "ssm.group_count",
-                                   "ssm.inner_size",
-                                   "ssm.state_size",
-                                   "ssm.time_step_rank",
-                                   NULL};
+const char *const desc_qwen35moe_keys[] = {
+    "expert_count",
+    "expert_feed_forward_length",
+    "expert_shared_feed_forward_length",
+    "expert_used_count",
+    "expert_weights_scale",
+    "attention.recurrent_layers",
+    "full_attention_interval",
+    "nextn_predict_layers",
+    "rope.dimension_sections", /* of a picture's axes; in text all are one */
+    "ssm.conv_kernel",
+    "ssm.group_count",
+    "ssm.inner_size",
+    "ssm.state_size",
+    "ssm.time_step_rank",
+    NULL};
+const char *const *const desc_qwen35_keys = desc_qwen35moe_keys + N_EXPERT_KEYS;
 
 /* Blocks that predict further tokens stand behind the others and are no part of the pass. */
 static void leave_out_nextn(struct desc_reader *r, int32_t n)
@@ -154,7 +156,7 @@ static int read_delta(struct desc_reader *r)
     return 0;
 }
 
-static int read_rope(struct desc_reader *r)
+int desc_qwen35_rope(struct desc_reader *r)
 {
     struct desc *d = r->d;
     const int32_t head_dim = desc_attention(d)->head_dim;
@@ -170,14 +172,14 @@ static int read_rope(struct desc_reader *r)
 static int read_trunk(struct desc_reader *r, const char *const *known)
 {
     return desc_known_keys(r, desc_stack_keys, known) || desc_base(r, true) || read_kinds(r) ||
-                   read_heads(r) || read_delta(r) || read_rope(r)
+                   read_heads(r) || read_delta(r) || desc_qwen35_rope(r)
                ? -1
                : 0;
 }
 
 static int read_qwen35(struct desc_reader *r)
 {
-    if (read_trunk(r, keys + N_EXPERT_KEYS) || desc_dense(r)) return -1;
+    if (read_trunk(r, desc_qwen35_keys) || desc_dense(r)) return -1;
     return desc_expect_all(r, tensors);
 }
 
@@ -186,7 +188,7 @@ static int read_qwen35moe(struct desc_reader *r)
 {
     struct desc *d = r->d;
     const char *shared = "blk.0.ffn_gate_shexp.weight";
-    if (read_trunk(r, keys) || desc_experts(r) || desc_dim(r, shared, 1, &d->n_ff_shexp) ||
+    if (read_trunk(r, desc_qwen35moe_keys) || desc_experts(r) || desc_dim(r, shared, 1, &d->n_ff_shexp) ||
         desc_agree_i32(r, "expert_shared_feed_forward_length", d->n_ff_shexp, shared))
         return -1;
     return desc_expect_all(r, tensors);

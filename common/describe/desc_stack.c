@@ -45,22 +45,23 @@ int desc_layer_heads(struct desc_reader *r, int32_t layer, int32_t q_parts, int3
 {
     struct desc_layer *y = &r->d->layer[layer];
     int32_t q_rows, k_rows;
+    const int32_t block = r->d->first_block + layer;
     char q[64], k[64], norm[64];
-    snprintf(q, sizeof q, "blk.%d.attn_q.weight", layer);
-    snprintf(k, sizeof k, "blk.%d.attn_k.weight", layer);
-    snprintf(norm, sizeof norm, "blk.%d.attn_q_norm.weight", layer);
+    snprintf(q, sizeof q, "blk.%d.attn_q.weight", block);
+    snprintf(k, sizeof k, "blk.%d.attn_k.weight", block);
+    snprintf(norm, sizeof norm, "blk.%d.attn_q_norm.weight", block);
     if (!head_dim && desc_dim(r, norm, 0, &head_dim)) return -1;
     if (desc_dim(r, q, 1, &q_rows) || desc_dim(r, k, 1, &k_rows)) return -1;
     if (head_dim % 2 || q_rows % (q_parts * head_dim) || k_rows % head_dim)
         return desc_fail(r,
                          "blk.%d: heads do not divide (expected an even head size that divides the rows of "
                          "attn_q and attn_k, got %d, %d and %d)",
-                         layer, head_dim, q_rows, k_rows);
+                         block, head_dim, q_rows, k_rows);
     y->head_dim = head_dim;
     y->n_head = q_rows / (q_parts * head_dim);
     y->n_head_kv = k_rows / head_dim;
     if (y->n_head % y->n_head_kv)
-        return desc_fail(r, "blk.%d: query heads are no multiple of key heads (got %d and %d)", layer,
+        return desc_fail(r, "blk.%d: query heads are no multiple of key heads (got %d and %d)", block,
                          y->n_head, y->n_head_kv);
     return 0;
 }
@@ -102,9 +103,10 @@ int desc_dense(struct desc_reader *r)
 {
     struct desc *d = r->d;
     int32_t n_ff, v;
-    if (desc_dim(r, "blk.0.ffn_gate.weight", 1, &n_ff) ||
-        desc_need_i32(r, "feed_forward_length", 1, INT32_MAX, &v) ||
-        desc_agree_i32(r, "feed_forward_length", n_ff, "blk.0.ffn_gate.weight"))
+    char name[64];
+    snprintf(name, sizeof name, "blk.%d.ffn_gate.weight", d->first_block);
+    if (desc_dim(r, name, 1, &n_ff) || desc_need_i32(r, "feed_forward_length", 1, INT32_MAX, &v) ||
+        desc_agree_i32(r, "feed_forward_length", n_ff, name))
         return -1;
     for (int i = 0; i < d->n_layer; i++) d->layer[i].n_ff = n_ff;
     return 0;
@@ -113,10 +115,11 @@ int desc_dense(struct desc_reader *r)
 int desc_experts(struct desc_reader *r)
 {
     struct desc *d = r->d;
-    int32_t v, layer = 0;
+    int32_t v;
     char name[64];
-    d->gate_up_fused = gguf_tensor(r->g, "blk.0.ffn_gate_up_exps.weight") != NULL;
-    snprintf(name, sizeof name, "blk.%d.ffn_down_exps.weight", layer);
+    snprintf(name, sizeof name, "blk.%d.ffn_gate_up_exps.weight", d->first_block);
+    d->gate_up_fused = gguf_tensor(r->g, name) != NULL;
+    snprintf(name, sizeof name, "blk.%d.ffn_down_exps.weight", d->first_block);
     if (desc_need_i32(r, "expert_count", 1, INT32_MAX, &v) || desc_dim(r, name, 2, &d->n_expert) ||
         desc_agree_i32(r, "expert_count", d->n_expert, name) || desc_dim(r, name, 0, &d->n_ff_exp) ||
         desc_agree_i32(r, "expert_feed_forward_length", d->n_ff_exp, name) ||
@@ -179,6 +182,7 @@ static int64_t size_of(const struct desc *d, const struct desc_layer *y, enum de
     switch (s) {
     case NE_NONE: return 0;
     case NE_EMBD: return d->n_embd;
+    case NE_EMBD2: return 2 * (int64_t)d->n_embd;
     case NE_VOCAB: return d->n_vocab;
     case NE_Q: return (int64_t)y->n_head * y->head_dim;
     case NE_Q2: return 2 * (int64_t)y->n_head * y->head_dim;
@@ -239,7 +243,7 @@ int desc_expect_all(struct desc_reader *r, const struct desc_expect *table)
     for (; table->name; table++) {
         bool each = strstr(table->name, "%d") != NULL;
         for (int32_t i = 0; i < (each ? r->d->n_layer : 1); i++)
-            if (expect(r, table, each ? &r->d->layer[i] : NULL, i)) return -1;
+            if (expect(r, table, each ? &r->d->layer[i] : NULL, r->d->first_block + i)) return -1;
     }
     return 0;
 }

@@ -185,6 +185,11 @@ bool hf_has(const struct hf_config *c, const char *path)
     return value_at(c, path) != NULL;
 }
 
+const char *hf_peek_str(const struct hf_config *c, const char *path)
+{
+    return json_string_value(value_at(c, path));
+}
+
 const char *hf_key_with(const struct hf_config *c, const char *part, char *buf, size_t n)
 {
     const char *key, *sub;

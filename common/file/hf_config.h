@@ -36,6 +36,8 @@ int hf_get_i32_list(struct hf_config *c, const char *path, bool one_ok, int32_t 
 int hf_get_str_list(struct hf_config *c, const char *path, const char **v, int cap, int *n, struct err *e);
 /* Present and not null; does not count as asked for. */
 bool hf_has(const struct hf_config *c, const char *path);
+/* The same of a string: NULL where there is none. */
+const char *hf_peek_str(const struct hf_config *c, const char *path);
 
 /* The path of the first key, at top level or one level down, whose name holds part; NULL if there is none.
  * Its text is in buf. */

@@ -330,15 +330,6 @@ bool st_is_path(const char *path)
     return false;
 }
 
-bool st_two_forms(const char *path)
-{
-    char one[PATH_MAX], index[PATH_MAX];
-    if ((size_t)snprintf(index, sizeof index, "%s/model.safetensors.index.json", path) >= sizeof index)
-        return false;
-    snprintf(one, sizeof one, "%s/model.safetensors", path);
-    return !access(one, F_OK) && !access(index, F_OK);
-}
-
 const char *const st_folder_files[ST_FOLDER_FILES] = {
     "config.json",         "generation_config.json",       "tokenizer.json",   "tokenizer_config.json",
     "chat_template.jinja", "model.safetensors.index.json", "model.safetensors"};
@@ -512,7 +503,31 @@ static bool ends_with(const char *s, const char *end)
     return n >= m && !strcmp(s + n - m, end);
 }
 
-/* What a folder has: model.safetensors, else an index, at *path (mem_alloc'ed, NULL if neither). */
+/* Is model.safetensors itself one of several files of the index? One that cannot be read says nothing. */
+static bool index_joins(const char *path)
+{
+    json_t *index, *shards;
+    const json_t *map;
+    struct err none = {0};
+    if (access(path, F_OK)) return false;
+    const bool joins = !read_index(path, &index, &map, &shards, &none) && json_object_size(shards) > 1 &&
+                       json_object_get(shards, "model.safetensors");
+    json_decref(shards);
+    json_decref(index);
+    return joins;
+}
+
+bool st_two_forms(const char *path)
+{
+    char one[PATH_MAX], index[PATH_MAX];
+    if ((size_t)snprintf(index, sizeof index, "%s/model.safetensors.index.json", path) >= sizeof index)
+        return false;
+    snprintf(one, sizeof one, "%s/model.safetensors", path);
+    return !access(one, F_OK) && !access(index, F_OK) && !index_joins(index);
+}
+
+/* What a folder has: an index that joins it and others, model.safetensors, else an index, at *path
+ * (mem_alloc'ed, NULL if neither). */
 enum weights { ONE_FILE, INDEX, NO_WEIGHTS };
 static int weights_in(const char *dir, char **path, struct err *e)
 {
@@ -521,7 +536,8 @@ static int weights_in(const char *dir, char **path, struct err *e)
     char *p = mem_alloc(n);
     *path = NULL;
     if (!p) return err_set(e, ERR_IO, "%s: out of memory (path)", dir);
-    for (int i = ONE_FILE; i < NO_WEIGHTS; i++) {
+    snprintf(p, n, "%s%s%s", dir, ends_with(dir, "/") ? "" : "/", names[INDEX]);
+    for (int i = index_joins(p) ? INDEX : ONE_FILE; i < NO_WEIGHTS; i++) {
         snprintf(p, n, "%s%s%s", dir, ends_with(dir, "/") ? "" : "/", names[i]);
         int there = io_exists(p, e);
         if (!there) continue;

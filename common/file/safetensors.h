@@ -59,7 +59,8 @@ int st_has_weights(const char *dir, struct err *e);
 int st_absent_shard(const char *dir, char *name, size_t size, struct err *e);
 /* By its name: a directory, *.safetensors or *.index.json. */
 bool st_is_path(const char *path);
-/* Is path a folder with model.safetensors and an index beside it? The first is what st_open takes. */
+/* Is path a folder with model.safetensors and an index beside it that does not join it and others (as where
+ * the blocks that predict further tokens came later)? The first is what st_open takes. */
 bool st_two_forms(const char *path);
 /* What is read of a checkpoint's folder, but for shards that its index names. */
 enum { ST_FOLDER_FILES = 7 };

@@ -289,8 +289,8 @@ int check_gguf(const char *path, const struct desc_override *o, bool for_use, in
                 d->arch_name);
         check_use(&r, g, d, for_use);
     }
-    int rc = check_tokenizer(&r, g, d && d->arch == DESC_DFLASH, e) ||
-             scan_tensors(&r, g, threads, progress, e) || io_maps_check(e);
+    int rc = check_tokenizer(&r, g, d && desc_drafts(d), e) || scan_tensors(&r, g, threads, progress, e) ||
+             io_maps_check(e);
     desc_free(d);
     gguf_close(g);
     return rc ? -1 : r.bad;

@@ -93,6 +93,50 @@ static struct text list_text(const int32_t *v, int32_t n, int32_t add)
 
 /* ---- who they are ---- */
 
+/* Said to be so by the file or a flag. */
+static bool all_causal(const struct desc *d)
+{
+    for (int i = 0; i < d->n_layer; i++)
+        if (!d->layer[i].causal) return false;
+    return !d->causal_inferred;
+}
+
+/* What a proposal costs beside the block: what is read again for each. */
+static void see_head(struct doctor *p)
+{
+    static const char *const markov[] = {"vanilla", "gated", "recurrent"};
+    const struct desc *d = p->d;
+    const char *const each[] = {"markov_w2.weight", "markov_gate.weight", "markov_joint.weight",
+                                "domino_ih.weight", "domino_hh.weight",   "domino_down.weight",
+                                "domino_up.weight"};
+    const struct gguf_tensor *largest = NULL;
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < sizeof each / sizeof each[0]; i++) {
+        const struct gguf_tensor *t = gguf_tensor(p->dg, each[i]);
+        if (!t) continue;
+        bytes += t->bytes;
+        if (!largest || t->bytes > largest->bytes) largest = t;
+    }
+    if (d->n_state)
+        ok(p, "head",
+           textf("a recurrent unit of %d, corrections through %d, %d of %d proposals without", d->n_state,
+                 d->n_correct, d->pure_prefix, desc_cycle_rows(d) - 1));
+    else if (d->markov_rank)
+        ok(p, "head", textf("a %s Markov head of rank %d", markov[d->markov], d->markov_rank));
+    if (d->confidence)
+        ok(p, "confidence",
+           textf("a head says how likely a proposal is taken, of the row%s",
+                 d->confidence_markov ? " and the token before" : ""));
+    if (!largest) return;
+    const struct kn_type_info *t = kn_type_info(largest->type);
+    const struct text what = textf("%.1f MB are read again for every proposal, the most of them %s in %s",
+                                   (double)bytes / 1e6, largest->name, t->name);
+    if (t->block == 1 && bytes > 1 << 24)
+        note(p, "head bytes", what, "dflash-quantize DRAFTER --type q8_0 halves them or better");
+    else
+        ok(p, "head bytes", what);
+}
+
 static void see_dialect(struct doctor *p)
 {
     const struct desc *t = p->t, *d = p->d;
@@ -106,11 +150,14 @@ static void see_dialect(struct doctor *p)
              textf("the drafter's architecture %s names another family than the target's %s", d->arch_name,
                    t->arch_name),
              "a drafter goes with the model that it was trained beside");
-    if (d->pieces[0])
+    if (!d->runs)
         misfit(p, "kind", textf("a %s drafter, which cannot be run here", d->kind),
                textf("a plain DFlash drafter"), textf("%s", d->pieces), NULL);
     else
-        ok(p, "kind", textf("a DFlash drafter of %d layers", d->n_layer));
+        ok(p, "kind",
+           textf("a %s drafter of %d layers%s", d->kind, d->n_layer,
+                 all_causal(d) ? ", all causal in the block, as JetSpec's heads are" : ""));
+    if (d->markov_rank || d->confidence || d->n_state) see_head(p);
     if (*d->inferred) note(p, "inferred", textf("%s", d->inferred), NULL);
 }
 
@@ -238,7 +285,14 @@ static void see_tokenizer(struct doctor *p)
     if (!d->n_vocab)
         ok(p, "vocabulary", textf("%d, embedding and head borrowed from the target", t->n_vocab));
     else
-        same(p, "vocabulary", textf("rows of embedding and head"), t->n_vocab, d->n_vocab, NULL);
+        same(p, "vocabulary", textf("rows of embedding and head"), t->n_vocab, d->n_vocab,
+             d->n_vocab < t->n_vocab && !d->n_vocab_draft ? DESC_REDUCED_HINT : NULL);
+    if (d->n_vocab_draft && d->d2t_top >= t->n_vocab)
+        misfit(p, "d2t", textf("rows of a reduced vocabulary of %d", d->n_vocab_draft),
+               textf("ids 0 to %d", t->n_vocab - 1), textf("%d", d->d2t_top),
+               "the drafter was trained with another vocabulary");
+    else if (d->n_vocab_draft)
+        ok(p, "d2t", textf("%d of %d tokens can be proposed", d->n_vocab_draft, t->n_vocab));
     if (!t->has_tokenizer || !d->has_tokenizer) {
         note(
             p, "tokenizer",
@@ -471,8 +525,8 @@ static void see_lengths(struct doctor *p)
         note(p, "context", text, "--draft-window bounds what the drafter sees");
     else
         ok(p, "context", text);
-    ok(p, "block", textf("%d rows: up to %d proposals a cycle", d->block_size, d->block_size - 1));
-    if (d->block_size != 16 && d->block_size != 8)
+    ok(p, "block", textf("%d rows: up to %d proposals a cycle", d->block_size, desc_cycle_rows(d) - 1));
+    if (d->block_size != 16 && d->block_size != 8 && desc_cycle_rows(d) != 8)
         note(p, "block size", textf("%d is neither 16 nor 8, as published drafters have it", d->block_size),
              "a block can be run shorter than it was trained (--block), not longer");
 }
@@ -507,8 +561,12 @@ static struct values look(struct doctor *p, const struct gguf_tensor *t)
  * context of them must not be broken. */
 static void see_features(struct doctor *p)
 {
-    const char *const names[] = {p->d->fc_name, p->d->hidden_norm_name, "output_norm.weight"};
+    char mtp[3][64];
+    const char *names[] = {p->d->fc_name, p->d->hidden_norm_name, "output_norm.weight"};
+    static const char *const of_mtp[] = {"nextn.eh_proj.weight", "nextn.hnorm.weight", "nextn.enorm.weight"};
     for (int i = 0; i < 3; i++) {
+        snprintf(mtp[i], sizeof mtp[i], "blk.%d.%s", p->d->first_block, of_mtp[i]);
+        if (p->d->arch == DESC_QWEN35_MTP) names[i] = mtp[i];
         const struct gguf_tensor *t = gguf_tensor(p->dg, names[i]);
         const struct values v = look(p, t);
         const char *type = kn_type_info(t->type)->name;
@@ -544,7 +602,8 @@ static void see_types(struct doctor *p)
                    textf("types of docs/types.md"), textf("%s", types),
                    "dflash-convert makes another file of the checkpoint");
     }
-    const struct gguf_tensor *own = gguf_tensor(p->dg, "output.weight"),
+    const bool mtp = p->d->arch == DESC_QWEN35_MTP; /* what its file has of the target's is not read */
+    const struct gguf_tensor *own = mtp ? NULL : gguf_tensor(p->dg, "output.weight"),
                              *head = own ? own : gguf_tensor(p->tg, "output.weight");
     if (!head) head = gguf_tensor(p->tg, "token_embd.weight");
     if (!head) return;
@@ -593,8 +652,48 @@ static int describe(struct doctor *p, const char *subject, const struct gguf *g,
     return 1;
 }
 
+/* An MTP block and the target that it reads. */
+static void see_mtp(struct doctor *p)
+{
+    const struct desc *t = p->t, *d = p->d;
+    const struct desc_layer *y = d->layer;
+    ok(p, "kind",
+       textf("the MTP block blk.%d of a %s, %s: %d proposals a cycle, one after the other", d->first_block,
+             d->arch_name, d->apart ? "in a file of its own" : "in the target's file", d->block_size - 1));
+    if (strcmp(t->arch_name, d->arch_name))
+        misfit(p, "target", textf("the block is of another architecture"), textf("%s", t->arch_name),
+               textf("%s", d->arch_name), "an MTP block goes with the model that it was trained in");
+    same(p, "hidden size",
+         textf("it reads the target's last hidden state, and borrows embedding and head: %d values",
+               t->n_embd),
+         t->n_embd, d->n_embd, NULL);
+    if (t->n_layer != d->first_block)
+        note(p, "target",
+             textf("the block stands behind %d others, the target has %d", d->first_block, t->n_layer),
+             "right where both were made of one model, cut apart");
+    ok(p, "heads",
+       textf("%d/%d of %d, %s", y->n_head, y->n_head_kv, y->head_dim, y->moe ? "experts" : "dense"));
+    if (d->rope[0].theta != t->rope[0].theta || d->rope[0].n_rot != t->rope[0].n_rot)
+        note(p, "rope",
+             textf("theta %g over %d dimensions, the target's is %g over %d", (double)d->rope[0].theta,
+                   d->rope[0].n_rot, (double)t->rope[0].theta, t->rope[0].n_rot),
+             "the block was trained with its target's");
+    else
+        ok(p, "rope", textf("theta %g, as the target's", (double)d->rope[0].theta));
+    if (*d->inferred) ok(p, "inferred", textf("%s", d->inferred));
+}
+
 static int see_all(struct doctor *p, struct err *e)
 {
+    if (p->d->arch == DESC_QWEN35_MTP) {
+        see_mtp(p);
+        see_target(p);
+        see_tokenizer(p);
+        see_special(p);
+        see_features(p);
+        see_types(p);
+        return 0;
+    }
     see_dialect(p);
     see_sizes(p);
     see_target(p);
@@ -618,6 +717,7 @@ int check_pair(const char *target, const char *drafter, const struct desc_overri
     struct doctor p = {.drafter = drafter, .fn = fn, .ctx = ctx};
     struct desc_override over = o ? *o : (struct desc_override){.draft_causal = -1};
     int rc = -1;
+    over.drafter = true;
     if (!over.flag) over.flag = "--";
     if (gguf_open(&p.tg, target, e)) goto done;
     if (gguf_open(&p.dg, drafter, e)) {
@@ -630,7 +730,7 @@ int check_pair(const char *target, const char *drafter, const struct desc_overri
         rc = rc < 0 ? -1 : p.bad;
         goto done;
     }
-    const bool t_drafts = p.t->arch == DESC_DFLASH, d_drafts = p.d->arch == DESC_DFLASH;
+    const bool t_drafts = desc_drafts(p.t), d_drafts = desc_drafts(p.d);
     if (t_drafts || !d_drafts)
         misfit(&p, "roles", textf("first a target, then a drafter"), textf("a target and a drafter"),
                textf("%s is a %s, %s is a %s", target, t_drafts ? "drafter" : "target", drafter,

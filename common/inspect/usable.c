@@ -14,11 +14,12 @@ static bool takes(const struct gguf_tensor *t)
     return ti->can_multiply;
 }
 
-/* Of a block behind those that are run. */
+/* Of a block behind those that are run, or before. */
 static bool left_out(const struct gguf_tensor *t, const struct desc *d)
 {
     int32_t layer;
-    return sscanf(t->name, "blk.%9d.", &layer) == 1 && layer >= d->n_layer;
+    return sscanf(t->name, "blk.%9d.", &layer) == 1 &&
+           (layer < d->first_block || layer >= d->first_block + d->n_layer);
 }
 
 const struct gguf_tensor *usable_types(const struct gguf *g, const struct desc *d, int64_t *n, char *text,

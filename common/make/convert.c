@@ -15,9 +15,9 @@
 #include "../base/mem.h"
 #include "../token/tokenizer.h"
 
-const struct conv_family *const conv_families[] = {&conv_qwen3,     &conv_qwen3moe, &conv_qwen35,
-                                                   &conv_qwen35moe, &conv_llama,    &conv_gemma4,
-                                                   &conv_dflash2,   &conv_dflash,   NULL};
+const struct conv_family *const conv_families[] = {
+    &conv_qwen3,  &conv_qwen3moe,     &conv_qwen35, &conv_qwen35moe, &conv_llama,  &conv_gemma4,
+    &conv_dspark, &conv_dspark_forge, &conv_domino, &conv_dflash2,   &conv_dflash, NULL};
 
 /* Their names in config.json, for messages. */
 static const char *family_names(char *buf, size_t n)
@@ -68,6 +68,20 @@ int conv_put_f32(struct conv *c, const char *key, double v, struct err *e)
     return gguf_put_f32(c->w, full, (float)v, e);
 }
 
+int conv_put_bool(struct conv *c, const char *key, bool v, struct err *e)
+{
+    char full[128];
+    snprintf(full, sizeof full, "%s.%s", conv_arch(c), key);
+    return gguf_put_bool(c->w, full, v, e);
+}
+
+int conv_put_str(struct conv *c, const char *key, const char *v, struct err *e)
+{
+    char full[128];
+    snprintf(full, sizeof full, "%s.%s", conv_arch(c), key);
+    return gguf_put_str(c->w, full, v, strlen(v), e);
+}
+
 int conv_put_common(struct conv *c, struct err *e)
 {
     const struct {
@@ -77,7 +91,7 @@ int conv_put_common(struct conv *c, struct err *e)
     } n[] = {
         {"context_length", c->n_ctx, false},
         {"embedding_length", c->dim[DIM_EMBD], false},
-        {"block_count", c->n_layer, false},
+        {"block_count", c->n_layer + c->n_mtp, false},
         {"feed_forward_length", c->dim[DIM_FF], !c->dim[DIM_FF]}, /* no dense layers */
         {"attention.head_count", c->n_head, false},
         {"attention.head_count_kv", c->n_head_kv, c->layer_kv[0] > 0},
@@ -319,6 +333,16 @@ static int refuse_relative(struct conv *c, struct err *e)
     return 0;
 }
 
+/* Exporters name some relatives by the projector alone. */
+static const struct conv_family *by_projector(const struct conv *c, const struct conv_family *fam)
+{
+    const char *projector = fam->drafter ? hf_peek_str(c->cfg, "dflash_config.projector_type") : NULL;
+    for (int i = 0; projector && conv_families[i]; i++)
+        if (conv_families[i]->projector && !strcmp(conv_families[i]->projector, projector))
+            return conv_families[i];
+    return fam;
+}
+
 /* Without config.json: a drafter shows itself by a tensor that only it has. 1: none does. */
 static int family_from_tensors(struct conv *c)
 {
@@ -355,12 +379,15 @@ static int find_family(struct conv *c, struct err *e)
     for (int i = 0; conv_families[i]; i++)
         if (!strcmp(conv_families[i]->hf, arch[0]) ||
             (conv_families[i]->hf_nested && !strcmp(conv_families[i]->hf_nested, arch[0]))) {
-            c->fam = conv_families[i];
             c->nested = strcmp(conv_families[i]->hf, arch[0]) != 0;
+            c->fam = by_projector(c, conv_families[i]);
             return refuse_relative(c, e);
         }
-    static const struct conv_relative strangers[] = {{"DSpark", "DSpark"},
-                                                     {"Domino", "Domino"},
+    static const struct conv_relative strangers[] = {{"Gemma4DSpark", "DSpark (Gemma 4's blocks)"},
+                                                     {"Lfm2DSpark", "DSpark (LFM2's rotation)"},
+                                                     {"DSparkSpeculator", "DSpark (nested configs)"},
+                                                     {"DSpark", "DSpark (of this name)"},
+                                                     {"Domino", "Domino (of this name)"},
                                                      {"Eagle", "EAGLE"},
                                                      {"Assistant", "MTP assistant"},
                                                      {NULL, NULL}};
@@ -371,6 +398,13 @@ static int find_family(struct conv *c, struct err *e)
                            hf_config_name(c->cfg), arch[0], s->name, family_names(names, sizeof names));
     return err_set(e, ERR_FORMAT, "%s: architecture %.100s is not supported (expected %s)",
                    hf_config_name(c->cfg), arch[0], family_names(names, sizeof names));
+}
+
+bool conv_has_mtp(const struct conv_family *f)
+{
+    for (const struct conv_rule *r = f->rules; r->hf; r++)
+        if (r->flags & CONV_MTP) return true;
+    return false;
 }
 
 int conv_dialect(const struct convert *o, const char *otherwise, const struct dialect **x, struct err *e)
@@ -400,6 +434,9 @@ static int check_flags(struct conv *c, struct err *e)
                                            : NULL;
     if (flag && !c->fam->drafter)
         return err_set(e, ERR_USAGE, "%s: %s is for drafters, this is a %s", c->label, flag, c->fam->hf);
+    if (o->mtp != CONVERT_MTP_FOUND && !conv_has_mtp(c->fam))
+        return err_set(e, ERR_USAGE, "%s: --mtp is for families that predict further tokens, this is a %s",
+                       c->label, c->fam->hf);
     const char *gguf_only = o->from_dialect      ? "--from-dialect"
                             : o->has_tap_shift   ? "--tap-shift"
                             : o->sliding_window  ? "--sliding-window"

@@ -20,6 +20,14 @@
 
 enum convert_level { CONVERT_DETAIL, CONVERT_NOTE, CONVERT_WARN };
 
+/* Blocks behind the others that predict further tokens. */
+enum convert_mtp {
+    CONVERT_MTP_FOUND, /* written where the checkpoint has them */
+    CONVERT_MTP_KEEP,  /* must be there; random: made */
+    CONVERT_MTP_ONLY,  /* and nothing else but what they share with the target: a drafter's file */
+    CONVERT_MTP_NONE,
+};
+
 struct convert {
     const char *input;   /* directory, .safetensors file, GGUF, or (random) a directory with config.json or a
                             .json file */
@@ -32,6 +40,7 @@ struct convert {
     const struct quant_override
         *override; /* [n_override]: types of tensors by name; the last that matches wins */
     int n_override;
+    enum convert_mtp mtp;
     bool random; /* weights from seed, shapes from config.json */
     uint64_t seed;
     bool force;

@@ -43,7 +43,7 @@ int conv_plan_types(struct conv *c, struct err *e, uint32_t *file_type)
         q[i].from = c->t[i].from;
     }
     if (quant_plan(recipe, &m, q, c->n_t, KN_F32, c->o->override, c->o->n_override, to, e)) goto done;
-    for (int64_t i = 0; i < c->n_t; i++) c->t[i].to = to[i];
+    for (int64_t i = 0; i < c->n_t; i++) c->t[i].to = c->t[i].rule->flags & CONV_IDS ? KN_I64 : to[i];
     *file_type = quant_recipe_file_type(recipe);
     int64_t first, count = quant_fell_back(recipe, q, c->n_t, &first);
     if (count)
@@ -170,6 +170,40 @@ static int gather(const struct conv *c, const struct conv_tensor *t, int64_t row
     return rc;
 }
 
+/* The ids that a row of differences stands for. */
+static void read_ids(const struct conv_tensor *t, int64_t *ids)
+{
+    for (int64_t i = 0; i < t->ne[0]; i++) {
+        int32_t narrow = 0;
+        memcpy(t->src->dtype == ST_I64 ? (void *)&ids[i] : (void *)&narrow,
+               t->src->data + (size_t)i * st_dtype_size(t->src->dtype), st_dtype_size(t->src->dtype));
+        ids[i] = i + (t->src->dtype == ST_I64 ? ids[i] : narrow);
+    }
+}
+
+/* Every id is in the vocabulary, and none comes twice. */
+static int check_ids(const struct conv *c, const struct conv_tensor *t, const int64_t *ids, struct err *e)
+{
+    const int64_t vocab = c->dim[DIM_VOCAB] ? c->dim[DIM_VOCAB] : c->n_vocab;
+    uint8_t *seen = mem_calloc((size_t)vocab + 1, 1);
+    if (!seen) return err_set(e, ERR_IO, "out of memory (ids of %s)", t->src->name);
+    int rc = 0;
+    for (int64_t i = 0; i < t->ne[0] && !rc; i++) {
+        if (ids[i] < 0 || ids[i] >= vocab)
+            rc = err_set(e, ERR_FORMAT,
+                         "%s: %s: row %lld is of a token outside the vocabulary (expected 0 to %lld, got "
+                         "%lld)",
+                         c->label, t->src->name, (long long)i, (long long)vocab - 1, (long long)ids[i]);
+        else if (seen[ids[i]])
+            rc = err_set(e, ERR_FORMAT, "%s: %s: row %lld is of a token that has one (got %lld twice)",
+                         c->label, t->src->name, (long long)i, (long long)ids[i]);
+        else
+            seen[ids[i]] = 1;
+    }
+    mem_free(seen);
+    return rc;
+}
+
 int conv_read_rows(const struct conv *c, const struct conv_tensor *t, int64_t row0, int64_t n, float *dst,
                    struct err *e)
 {
@@ -177,6 +211,7 @@ int conv_read_rows(const struct conv *c, const struct conv_tensor *t, int64_t ro
         memcpy(dst, t->made + row0 * t->ne[0], (size_t)n * (size_t)t->ne[0] * sizeof *dst);
         return 0;
     }
+    if (t->rule->flags & CONV_IDS) return err_set(e, ERR_FORMAT, "%s: %s holds integers", c->label, t->name);
     return gather(c, t, row0, n, false, (uint8_t *)dst, e);
 }
 
@@ -185,6 +220,10 @@ static int fill_slab(struct conv *c, const struct conv_tensor *t, int64_t row0, 
                      struct err *e)
 {
     const char *name = t->src ? t->src->name : t->name;
+    if (t->rule->flags & CONV_IDS && t->src) {
+        read_ids(t, (int64_t *)(void *)s->dst);
+        return check_ids(c, t, (const int64_t *)(const void *)s->dst, e);
+    }
     if (!t->src && !t->made) return conv_random_rows(c->o->seed, t, row0, n, s->dst, c->o->threads, e);
     bool native = t->src && (t->src->dtype == ST_F32 || t->src->dtype == ST_F16 || t->src->dtype == ST_BF16);
     native = native && !(t->rule->flags & (CONV_PLUS_ONE | CONV_NEG_EXP));

@@ -3,7 +3,7 @@
  *
  * Every part is looked for where exporters are known to put it: under dflash_config, then at top level.
  * Nothing has a default. docs/drafter.md lists the keys, those of the dialect and our own. */
-#include "convert_impl.h"
+#include "convert_drafter.h"
 
 #include "../describe/dialect.h"
 #include "../base/mem.h"
@@ -13,26 +13,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The stack that DFlash and DFlash2 have in common. */
-#define STACK_BEGINS                                                                                         \
-    {"fc.weight", "fc.weight", {DIM_EMBD, DIM_FEATURES}, 0},                                                 \
-    {                                                                                                        \
-        "hidden_norm.weight", "enc.output_norm.weight", {DIM_EMBD}, 0                                        \
-    }
-#define STACK_LAYERS                                                                                         \
-    {"layers.%d.input_layernorm.weight", "blk.%d.attn_norm.weight", {DIM_EMBD}, 0},                          \
-        {"layers.%d.self_attn.q_proj.weight", "blk.%d.attn_q.weight", {DIM_Q, DIM_EMBD}, 0},                 \
-        {"layers.%d.self_attn.q_norm.weight", "blk.%d.attn_q_norm.weight", {DIM_HEAD}, 0},                   \
-        {"layers.%d.self_attn.k_proj.weight", "blk.%d.attn_k.weight", {DIM_KV, DIM_EMBD}, 0},                \
-        {"layers.%d.self_attn.k_norm.weight", "blk.%d.attn_k_norm.weight", {DIM_HEAD}, 0},                   \
-        {"layers.%d.self_attn.v_proj.weight", "blk.%d.attn_v.weight", {DIM_KV, DIM_EMBD}, 0},                \
-        {"layers.%d.self_attn.o_proj.weight", "blk.%d.attn_output.weight", {DIM_EMBD, DIM_Q}, 0},            \
-        {"layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight", {DIM_EMBD}, 0},              \
-        {"layers.%d.mlp.gate_proj.weight", "blk.%d.ffn_gate.weight", {DIM_FF, DIM_EMBD}, 0},                 \
-        {"layers.%d.mlp.up_proj.weight", "blk.%d.ffn_up.weight", {DIM_FF, DIM_EMBD}, 0},                     \
-    {                                                                                                        \
-        "layers.%d.mlp.down_proj.weight", "blk.%d.ffn_down.weight", {DIM_EMBD, DIM_FF}, 0                    \
-    }
 static const struct conv_rule rules[] = {
     STACK_BEGINS,
     STACK_LAYERS,
@@ -71,13 +51,11 @@ static const struct conv_rule rules2[] = {
     {NULL, NULL, {DIM_NONE}, 0},
 };
 
-static const struct hf_rule config[] = {
+const struct hf_rule conv_drafter_config[] = {
     {"attention_bias", "[false]"},
     {"hidden_act", "[\"silu\"]"},
     {"mlp_bias", "[false]"},
     {"model_type", "[\"qwen3\", \"dflash\"]"}, /* another backbone orders its norms and rope differently */
-    {"output_multiplier", "[1]"},
-    {"dflash_config.output_multiplier", "[1]"},
     {"partial_rotary_factor", "[1]"},
     {"tie_word_embeddings", NULL},                    /* a drafter has neither embedding nor head */
     {"dflash_config.projector_type", "[\"dflash\"]"}, /* Domino and DSpark exports name theirs here */
@@ -108,7 +86,9 @@ static const struct conv_relative relatives[] = {
     {"markov_", "DSpark"}, /* from here on: DFlash2's relatives, too */
     {"conf_proj", "DSpark"},
     {"confidence_head", "DSpark"},
-    {"domino", "Domino"},
+    {"domino_", "lucebox Domino"},
+    {"prefix_gru", "Domino"},
+    {"embed_proj", "Domino"},
     {"gru_hidden_dim", "Domino"},
     {"d2t", "reduced-vocabulary"},
     {"draft_vocab_size", "reduced-vocabulary"},
@@ -121,8 +101,9 @@ static const char *const taps_paths[] = {"dflash_config.target_layer_ids",
                                          "aux_hidden_state_layer_ids", NULL};
 static const char *const block_paths[] = {"dflash_config.block_size", "block_size", NULL};
 static const char *const mask_paths[] = {"dflash_config.mask_token_id", "mask_token_id", NULL};
-static const char *const causal_paths[] = {"dflash_config.is_causal", "dflash_config.causal", "is_causal",
-                                           NULL};
+/* causal_head: JetSpec's checkpoints, which are DFlash drafters whose layers are all causal in the block. */
+static const char *const causal_paths[] = {"dflash_config.is_causal",   "dflash_config.causal", "is_causal",
+                                           "dflash_config.causal_head", "causal_head",          NULL};
 const struct conv_drafter_paths conv_drafter_paths = {taps_paths, block_paths, mask_paths, causal_paths};
 static const char *const depth_paths[] = {"dflash_config.num_target_layers", "num_target_layers", NULL};
 static const char *const width_paths[] = {"dflash_config.target_hidden_size", "target_hidden_size", NULL};
@@ -130,6 +111,8 @@ static const char *const scale_paths[] = {"dflash_config.input_embedding_scale",
                                           NULL};
 static const char *const softcap_paths[] = {"dflash_config.final_logit_softcapping",
                                             "final_logit_softcapping", NULL};
+
+static const char *const multiplier_paths[] = {"dflash_config.output_multiplier", "output_multiplier", NULL};
 
 static const char *const kernel_paths[] = {"dflash_config.conv_kernel_size", "conv_kernel_size", NULL};
 static const char *const group_paths[] = {"dflash_config.conv_group_size", "conv_group_size", NULL};
@@ -220,7 +203,7 @@ static int get_int(struct conv *c, const char *what, const char *flag, int64_t f
     return 0;
 }
 
-static int parts(struct conv *c, struct err *e)
+int conv_drafter_parts(struct conv *c, struct err *e)
 {
     if (get_taps(c, e)) return -1;
     if (get_int(c, "the block size", "--block-size", c->o->block_size, block_paths,
@@ -258,7 +241,7 @@ static int parts2(struct conv *c, struct err *e)
              {"conv_group_size", group_paths, INT32_MAX, &c->d.conv_group},
              {"selector_rank", rank_paths, INT32_MAX, &rank},
              {"selector_top_k", top_k_paths, INT32_MAX, &c->d.selector_k}};
-    if (parts(c, e)) return -1;
+    if (conv_drafter_parts(c, e)) return -1;
     if (!c->cfg)
         return err_set(e, ERR_FORMAT, "%s: a DFlash2 drafter does not convert without its config.json",
                        c->label);
@@ -384,6 +367,22 @@ static int put_attention(struct conv *c, struct err *e)
                           GGUF_BOOL, pattern, (uint64_t)c->n_layer, e);
 }
 
+/* output_multiplier, on the draft logits before the softcap: 1 where the config has none. */
+static int put_multiplier(struct conv *c, struct err *e)
+{
+    double v = 1;
+    const char *where = NULL;
+    int r = c->cfg ? hf_find_f64(c->cfg, multiplier_paths, &v, &where, e) : 1;
+    if (r < 0) return -1;
+    if (!(v > 1e-6 && v < 1e6))
+        return err_set(e, ERR_FORMAT, "%s: %s is out of range (expected a positive number, got %.9g)",
+                       hf_config_name(c->cfg), where, v);
+    c->d.has_multiplier = v != 1;
+    if (v == 1) return 0;
+    conv_say(c, CONVERT_DETAIL, "scale of the draft logits: %.9g (%s)", v, where);
+    return conv_put_f32(c, "logit_scale", v, e);
+}
+
 /* input_embedding_scale and the softcap: written where the config has them, else they are the target's. */
 static int put_scales(struct conv *c, struct err *e)
 {
@@ -406,7 +405,7 @@ static int put_scales(struct conv *c, struct err *e)
     c->d.has_softcap = r == 0;
     if (r == 0 && conv_put_f32(c, "final_logit_softcapping", v, e)) return -1;
     if (r == 1) conv_say(c, CONVERT_DETAIL, "softcap: the target's own (no final_logit_softcapping)");
-    return 0;
+    return put_multiplier(c, e);
 }
 
 /* Everything that names a size of the target, against each other. */
@@ -462,7 +461,7 @@ static int check_target(struct conv *c, struct err *e)
     return 0;
 }
 
-static int keys(struct conv *c, struct err *e)
+int conv_drafter_keys(struct conv *c, struct err *e)
 {
     const struct conv_drafter *d = &c->d;
     const struct dialect_parts p = {.n_taps = d->n_taps,
@@ -496,7 +495,7 @@ static int keys2(struct conv *c, struct err *e)
     if (want && vocab != want)
         return err_set(e, ERR_FORMAT, "%s: %s: rows (expected the vocabulary's %lld, got %lld)", c->label,
                        c->dim_from[DIM_VOCAB], (long long)want, (long long)vocab);
-    if (keys(c, e)) return -1;
+    if (conv_drafter_keys(c, e)) return -1;
     return conv_put_u32(c, "conv_kernel_size", d->conv_kernel, e) ||
                    conv_put_u32(c, "conv_group_size", d->conv_group, e) ||
                    conv_put_u32(c, "selector_rank", c->dim[DIM_SELECT], e) ||
@@ -505,8 +504,15 @@ static int keys2(struct conv *c, struct err *e)
                : 0;
 }
 
+int conv_no_multiplier(const struct conv *c, struct err *e)
+{
+    if (!c->d.has_multiplier) return 0;
+    return err_set(e, ERR_FORMAT, "%s: output_multiplier is not implemented in a %s drafter (expected 1)",
+                   hf_config_name(c->cfg), c->d.kind);
+}
+
 /* Does the dialect have a place for all of it. */
-static int finish(struct conv *c, struct err *e)
+int conv_drafter_finish(struct conv *c, struct err *e)
 {
     const struct conv_drafter *d = &c->d;
     struct desc_layer *layer = mem_calloc((size_t)c->n_layer, sizeof *layer);
@@ -516,12 +522,20 @@ static int finish(struct conv *c, struct err *e)
         layer[i].causal = d->causal[i];
     }
     const struct relabel_facts f = {.label = c->label,
-                                    .kind = d->conv_kernel ? "DFlash2" : "DFlash",
-                                    .pieces = d->conv_kernel ? "convolutions, a candidate selector" : "",
+                                    .kind = d->conv_kernel ? "DFlash2"
+                                            : d->kind      ? d->kind
+                                                           : "DFlash",
+                                    .pieces = d->conv_kernel ? "convolutions, a candidate selector"
+                                              : d->pieces    ? d->pieces
+                                                             : "",
                                     .n_layer = c->n_layer,
                                     .layer = layer,
+                                    .own_embed = d->own_embed,
+                                    .own_head = d->own_head,
+                                    .tied = d->own_tied,
                                     .has_scale = d->has_scale,
                                     .has_softcap = d->has_softcap,
+                                    .has_multiplier = d->has_multiplier,
                                     .tokenizer = d->tokenizer || !c->dialect->tokenizer || !c->o->dialect,
                                     .rms_eps = c->rms_eps};
     int rc = 0;
@@ -538,12 +552,12 @@ const struct conv_family conv_dflash = {
     .arch = "dflash",
     .drafter = true,
     .rules = rules,
-    .config = config,
+    .config = conv_drafter_config,
     .relatives = relatives,
     .signature = "hidden_norm.weight",
-    .parts = parts,
-    .keys = keys,
-    .finish = finish,
+    .parts = conv_drafter_parts,
+    .keys = conv_drafter_keys,
+    .finish = conv_drafter_finish,
 };
 
 const struct conv_family conv_dflash2 = {
@@ -551,11 +565,11 @@ const struct conv_family conv_dflash2 = {
     .arch = "dflash",
     .drafter = true,
     .rules = rules2,
-    .config = config,
+    .config = conv_drafter_config,
     .relatives = relatives + OWN_OF_DFLASH2,
     .signature = "candidate_selector.hidden_projection.weight",
     .parts = parts2,
     .sizes = sizes2,
     .keys = keys2,
-    .finish = finish,
+    .finish = conv_drafter_finish,
 };

@@ -215,6 +215,7 @@ static int put_drafter_keys(struct regguf *c, struct err *e)
                                     .tied = d->tied_head,
                                     .has_scale = d->has_embedding_scale,
                                     .has_softcap = d->has_softcap,
+                                    .has_multiplier = d->logit_scale != 1,
                                     .tokenizer = found,
                                     .rms_eps = (double)d->rms_eps};
     return relabel_check(c->dialect, &f, c->o, e);

@@ -37,11 +37,22 @@ enum conv_dim {
     DIM_Q_FULL,   /* as DIM_Q, DIM_KV, DIM_HEAD, of full layers where sliding ones have another shape */
     DIM_KV_FULL,
     DIM_HEAD_FULL,
-    DIM_ROT,       /* pairs of a rope set with divisors */
-    DIM_SIDES,     /* DFlash2: 2, before and after a part of a layer */
-    DIM_CONV_PROJ, /* DFlash2: 2 * taps of the convolution * groups of channels */
-    DIM_SELECT,    /* DFlash2: rank of the candidate selector */
-    DIM_ONE,       /* 1 */
+    DIM_ROT,         /* pairs of a rope set with divisors */
+    DIM_SIDES,       /* DFlash2: 2, before and after a part of a layer */
+    DIM_CONV_PROJ,   /* DFlash2: 2 * taps of the convolution * groups of channels */
+    DIM_SELECT,      /* DFlash2: rank of the candidate selector */
+    DIM_VOCAB_DRAFT, /* rows of a drafter's own head: of a reduced vocabulary, else of the whole */
+    DIM_RANK,        /* DSpark: of the Markov head */
+    DIM_RANK3,       /* 3 times that */
+    DIM_GATE_IN,     /* width of the stream and the rank */
+    DIM_JOINT_IN,    /* the same and the rank again */
+    DIM_CONF_IN,     /* of the confidence's input */
+    DIM_STATE,       /* Domino: of the recurrent state */
+    DIM_STATE3,      /* 3 times that */
+    DIM_STATE_IN,    /* width of the stream and the state */
+    DIM_CORRECT,     /* between the two products of a correction */
+    DIM_ONE,         /* 1 */
+    DIM_EMBD2,       /* MTP: 2 * width of the residual stream */
     DIM_COUNT,
 };
 
@@ -65,9 +76,15 @@ enum conv_dim {
 #define CONV_COLS 0x800u     /* columns (elements of a vector) are: the family's col hook */
 #define CONV_MADE 0x1000u    /* not in the checkpoint: the family's make hook computes it, or leaves it out */
 #define CONV_AROUND_0 0x2000u /* random weights: a vector around 0 instead of 1 */
+/* integers: differences from their own places, which the output holds as ids, in I64 */
+#define CONV_IDS 0x4000u
+#define CONV_STORED 0x8000u /* optional, and random weights have none of it */
+/* Of a block behind the others that predicts further tokens: a layer's number counts those, and in the output
+ * those before too. Written where conv.n_mtp says so */
+#define CONV_MTP 0x10000u
 /* Only in layers of these kinds (conv.kind, set by the family's kinds hook; what
  * the bits mean is its own). */
-#define CONV_KIND(mask) ((unsigned)(mask) << 16)
+#define CONV_KIND(mask) ((unsigned)(mask) << 17)
 
 /* One tensor of a family, or one a layer where the names hold "%d". hf is written without the prefixes
  * "model.", "language_model.", "model.language_model.", "language_model.model.", which are accepted. dim: in
@@ -80,24 +97,31 @@ struct conv_rule {
 };
 
 /* The experts of a layer, apart or fused; at: the name up to "experts." with its dot. */
-#define CONV_EXPERT_RULES(at)                                                                                \
-    {at "%d.gate_proj.weight", "blk.%d.ffn_gate_exps.weight", {DIM_EXPERTS, DIM_FFX, DIM_EMBD}, CONV_STACK}, \
+#define CONV_EXPERT_RULES_OF(at, more)                                                                       \
+    {at "%d.gate_proj.weight",                                                                               \
+     "blk.%d.ffn_gate_exps.weight",                                                                          \
+     {DIM_EXPERTS, DIM_FFX, DIM_EMBD},                                                                       \
+     CONV_STACK | (more)},                                                                                   \
         {at "gate_up_proj",                                                                                  \
          "blk.%d.ffn_gate_exps.weight",                                                                      \
          {DIM_EXPERTS, DIM_FFX, DIM_EMBD},                                                                   \
-         CONV_ALT | CONV_HALF_1},                                                                            \
-        {at "%d.up_proj.weight", "blk.%d.ffn_up_exps.weight", {DIM_EXPERTS, DIM_FFX, DIM_EMBD}, CONV_STACK}, \
+         CONV_ALT | CONV_HALF_1 | (more)},                                                                   \
+        {at "%d.up_proj.weight",                                                                             \
+         "blk.%d.ffn_up_exps.weight",                                                                        \
+         {DIM_EXPERTS, DIM_FFX, DIM_EMBD},                                                                   \
+         CONV_STACK | (more)},                                                                               \
         {at "gate_up_proj",                                                                                  \
          "blk.%d.ffn_up_exps.weight",                                                                        \
          {DIM_EXPERTS, DIM_FFX, DIM_EMBD},                                                                   \
-         CONV_ALT | CONV_HALF_2},                                                                            \
+         CONV_ALT | CONV_HALF_2 | (more)},                                                                   \
         {at "%d.down_proj.weight",                                                                           \
          "blk.%d.ffn_down_exps.weight",                                                                      \
          {DIM_EXPERTS, DIM_EMBD, DIM_FFX},                                                                   \
-         CONV_STACK},                                                                                        \
+         CONV_STACK | (more)},                                                                               \
     {                                                                                                        \
-        at "down_proj", "blk.%d.ffn_down_exps.weight", {DIM_EXPERTS, DIM_EMBD, DIM_FFX}, CONV_ALT            \
+        at "down_proj", "blk.%d.ffn_down_exps.weight", {DIM_EXPERTS, DIM_EMBD, DIM_FFX}, CONV_ALT | (more)   \
     }
+#define CONV_EXPERT_RULES(at) CONV_EXPERT_RULES_OF(at, 0)
 
 /* A tensor or key that belongs to a relative which is not supported, or to a part that is left out: part of a
  * name (conv_family.skip: the start of a name), and what it is. */
@@ -108,12 +132,14 @@ struct conv_relative {
 struct conv;
 struct conv_tensor;
 struct conv_family {
-    const char *hf;                /* architectures[0] in config.json */
-    const char *hf_nested;         /* the same with the text model's keys in text_config; may be NULL */
-    const char *arch;              /* general.architecture; key prefix */
-    bool drafter;                  /* conditioned on a target; may come without config.json */
-    const struct conv_rule *rules; /* ends with hf NULL */
-    const struct hf_rule *config;  /* beside hf_rules_common */
+    const char *hf;        /* architectures[0] in config.json */
+    const char *projector; /* dflash_config.projector_type where architectures[0] is another drafter's; may be
+                              NULL */
+    const char *hf_nested; /* the same with the text model's keys in text_config; may be NULL */
+    const char *arch;      /* general.architecture; key prefix */
+    bool drafter;          /* conditioned on a target; may come without config.json */
+    const struct conv_rule *rules;         /* ends with hf NULL */
+    const struct hf_rule *config;          /* beside hf_rules_common */
     const struct conv_relative *relatives; /* ends with part NULL, or NULL */
     const struct conv_relative *skip;      /* tensors whose name starts so (after "model.") are left out and
                                               listed;      ends with part NULL, or NULL */
@@ -163,8 +189,16 @@ struct conv_drafter {
     int64_t block_size, mask_id, window;
     bool sliding[DESC_MAX_LAYERS], causal[DESC_MAX_LAYERS], any_sliding;
     int64_t conv_kernel, conv_group, selector_k; /* DFlash2 */
-    bool has_scale, has_softcap;
-    bool tokenizer; /* in the file */
+    bool has_scale, has_softcap, has_multiplier;
+    bool tokenizer;            /* in the file */
+    const char *kind, *pieces; /* of a relative, for messages; NULL: a DFlash drafter */
+    bool own_embed, own_head, own_tied;
+    /* DSpark: what config.json says; -1: nothing */
+    int markov, confidence, confidence_markov;
+    bool from_anchor;
+    /* Domino */
+    bool shift_label;
+    int64_t pure_prefix;
 };
 
 struct conv {
@@ -186,6 +220,8 @@ struct conv {
     int32_t n_layer, n_head, n_head_kv, head_dim;
     int32_t layer_kv[DESC_MAX_LAYERS]; /* key heads a layer, where they differ; else all 0 */
     uint8_t kind[DESC_MAX_LAYERS];     /* what CONV_KIND looks at */
+    int32_t n_mtp;                     /* blocks behind n_layer that predict further tokens */
+    bool mtp_alone;                    /* the checkpoint holds no other blocks */
     int32_t n_k, n_v, d_k, d_v;        /* delta nets, set by their family */
     struct hf_rope rope; /* the checkpoint's rotation, where the family reads more than a base */
     int64_t n_ctx;
@@ -197,6 +233,7 @@ struct conv {
     int64_t n_t;
 };
 
+bool conv_has_mtp(const struct conv_family *f);
 void conv_say(const struct conv *c, enum convert_level level, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
@@ -233,6 +270,8 @@ int conv_random_rows(uint64_t seed, const struct conv_tensor *t, int64_t row0, i
 /* Put arch-prefixed keys. */
 int conv_put_u32(struct conv *c, const char *key, int64_t v, struct err *e);
 int conv_put_f32(struct conv *c, const char *key, double v, struct err *e);
+int conv_put_bool(struct conv *c, const char *key, bool v, struct err *e);
+int conv_put_str(struct conv *c, const char *key, const char *v, struct err *e);
 int conv_put_common(struct conv *c, struct err *e); /* sizes, eps, rope base, context length */
 /* expert_count, expert_used_count, expert_feed_forward_length; used_key: config.json's key of the second. */
 int conv_put_experts(struct conv *c, const char *used_key, struct err *e);
@@ -241,7 +280,7 @@ int conv_put_experts(struct conv *c, const char *used_key, struct err *e);
 int conv_put_norm_crc(struct conv *c, struct err *e);
 
 extern const struct conv_family conv_qwen3, conv_qwen3moe, conv_qwen35, conv_qwen35moe, conv_llama,
-    conv_gemma4, conv_dflash, conv_dflash2;
+    conv_gemma4, conv_dflash, conv_dflash2, conv_dspark, conv_dspark_forge, conv_domino;
 extern const struct conv_family *const conv_families[]; /* ends with NULL */
 
 /* Where a drafter's config has its parts (hf_find_*). */

@@ -25,7 +25,7 @@ int convert_gguf_name(const char *hf, char *out, size_t n)
     for (size_t f = 0; conv_families[f]; f++)
         for (const struct conv_rule *r = conv_families[f]->rules; r->hf; r++) {
             int layer;
-            if (r->flags & CONV_STACK) continue;
+            if (r->flags & (CONV_STACK | CONV_MTP)) continue;
             if (!match(r->hf, name, &layer)) continue;
             const char *hole = strstr(r->gguf, "%d");
             if (!hole)

@@ -3,7 +3,8 @@
  *
  * Norms compute x * (1 + w) and are stored as 1 + w, in float32; but linear_attn.norm, which computes x * w.
  * A_log is stored as -exp(A_log). Hugging Face's value head h reads key head h / r, r value heads a key head;
- * the architecture's reads h % n_k: value head g * r + j goes to j * n_k + g, in all that has value heads. */
+ * the architecture's reads h % n_k: value head g * r + j goes to j * n_k + g, in all that has value heads.
+ * The block that predicts further tokens (mtp.*) stands behind the others. */
 #include "convert_impl.h"
 
 #include <stdio.h>
@@ -73,23 +74,66 @@ enum { FULL = 1, LINEAR = 2 }; /* kinds of layers */
         NULL, NULL, {DIM_NONE}, 0                                                                            \
     }
 
+/* The block that predicts further tokens: attention of the full layers' shape. */
+#define MTP_RULES                                                                                            \
+    {"mtp.fc.weight", "blk.%d.nextn.eh_proj.weight", {DIM_EMBD, DIM_EMBD2}, CONV_MTP},                       \
+        {"mtp.pre_fc_norm_embedding.weight",                                                                 \
+         "blk.%d.nextn.enorm.weight",                                                                        \
+         {DIM_EMBD},                                                                                         \
+         CONV_MTP | CONV_PLUS_ONE},                                                                          \
+        {"mtp.pre_fc_norm_hidden.weight",                                                                    \
+         "blk.%d.nextn.hnorm.weight",                                                                        \
+         {DIM_EMBD},                                                                                         \
+         CONV_MTP | CONV_PLUS_ONE},                                                                          \
+        {"mtp.norm.weight", "blk.%d.nextn.shared_head_norm.weight", {DIM_EMBD}, CONV_MTP | CONV_PLUS_ONE},   \
+        {"mtp.layers.%d.input_layernorm.weight",                                                             \
+         "blk.%d.attn_norm.weight",                                                                          \
+         {DIM_EMBD},                                                                                         \
+         CONV_MTP | CONV_PLUS_ONE},                                                                          \
+        {"mtp.layers.%d.self_attn.q_proj.weight", "blk.%d.attn_q.weight", {DIM_Q2, DIM_EMBD}, CONV_MTP},     \
+        {"mtp.layers.%d.self_attn.q_norm.weight",                                                            \
+         "blk.%d.attn_q_norm.weight",                                                                        \
+         {DIM_HEAD},                                                                                         \
+         CONV_MTP | CONV_PLUS_ONE},                                                                          \
+        {"mtp.layers.%d.self_attn.k_proj.weight", "blk.%d.attn_k.weight", {DIM_KV, DIM_EMBD}, CONV_MTP},     \
+        {"mtp.layers.%d.self_attn.k_norm.weight",                                                            \
+         "blk.%d.attn_k_norm.weight",                                                                        \
+         {DIM_HEAD},                                                                                         \
+         CONV_MTP | CONV_PLUS_ONE},                                                                          \
+        {"mtp.layers.%d.self_attn.v_proj.weight", "blk.%d.attn_v.weight", {DIM_KV, DIM_EMBD}, CONV_MTP},     \
+        {"mtp.layers.%d.self_attn.o_proj.weight", "blk.%d.attn_output.weight", {DIM_EMBD, DIM_Q}, CONV_MTP}, \
+    {                                                                                                        \
+        "mtp.layers.%d.post_attention_layernorm.weight", "blk.%d.post_attention_norm.weight", {DIM_EMBD},    \
+            CONV_MTP | CONV_PLUS_ONE                                                                         \
+    }
+#define DENSE_RULES(at, more)                                                                                \
+    {at "mlp.gate_proj.weight", "blk.%d.ffn_gate.weight", {DIM_FF, DIM_EMBD}, more},                         \
+        {at "mlp.up_proj.weight", "blk.%d.ffn_up.weight", {DIM_FF, DIM_EMBD}, more},                         \
+    {                                                                                                        \
+        at "mlp.down_proj.weight", "blk.%d.ffn_down.weight", {DIM_EMBD, DIM_FF}, more                        \
+    }
+#define MOE_RULES(at, more)                                                                                  \
+    {at "mlp.gate.weight", "blk.%d.ffn_gate_inp.weight", {DIM_EXPERTS, DIM_EMBD}, more},                     \
+        CONV_EXPERT_RULES_OF(at "mlp.experts.", more),                                                       \
+        {at "mlp.shared_expert_gate.weight",                                                                 \
+         "blk.%d.ffn_gate_inp_shexp.weight",                                                                 \
+         {DIM_EMBD},                                                                                         \
+         CONV_SQUEEZE | (more)},                                                                             \
+        {at "mlp.shared_expert.gate_proj.weight",                                                            \
+         "blk.%d.ffn_gate_shexp.weight",                                                                     \
+         {DIM_FFS, DIM_EMBD},                                                                                \
+         more},                                                                                              \
+        {at "mlp.shared_expert.up_proj.weight", "blk.%d.ffn_up_shexp.weight", {DIM_FFS, DIM_EMBD}, more},    \
+    {                                                                                                        \
+        at "mlp.shared_expert.down_proj.weight", "blk.%d.ffn_down_shexp.weight", {DIM_EMBD, DIM_FFS}, more   \
+    }
+
 static const struct conv_rule rules[] = {
-    MIXER_RULES,
-    {"layers.%d.mlp.gate_proj.weight", "blk.%d.ffn_gate.weight", {DIM_FF, DIM_EMBD}, 0},
-    {"layers.%d.mlp.up_proj.weight", "blk.%d.ffn_up.weight", {DIM_FF, DIM_EMBD}, 0},
-    {"layers.%d.mlp.down_proj.weight", "blk.%d.ffn_down.weight", {DIM_EMBD, DIM_FF}, 0},
-    END_RULES,
+    MIXER_RULES, DENSE_RULES("layers.%d.", 0), MTP_RULES, DENSE_RULES("mtp.layers.%d.", CONV_MTP), END_RULES,
 };
 
 static const struct conv_rule moe_rules[] = {
-    MIXER_RULES,
-    {"layers.%d.mlp.gate.weight", "blk.%d.ffn_gate_inp.weight", {DIM_EXPERTS, DIM_EMBD}, 0},
-    CONV_EXPERT_RULES("layers.%d.mlp.experts."),
-    {"layers.%d.mlp.shared_expert_gate.weight", "blk.%d.ffn_gate_inp_shexp.weight", {DIM_EMBD}, CONV_SQUEEZE},
-    {"layers.%d.mlp.shared_expert.gate_proj.weight", "blk.%d.ffn_gate_shexp.weight", {DIM_FFS, DIM_EMBD}, 0},
-    {"layers.%d.mlp.shared_expert.up_proj.weight", "blk.%d.ffn_up_shexp.weight", {DIM_FFS, DIM_EMBD}, 0},
-    {"layers.%d.mlp.shared_expert.down_proj.weight", "blk.%d.ffn_down_shexp.weight", {DIM_EMBD, DIM_FFS}, 0},
-    END_RULES,
+    MIXER_RULES, MOE_RULES("layers.%d.", 0), MTP_RULES, MOE_RULES("mtp.layers.%d.", CONV_MTP), END_RULES,
 };
 
 /* Of the model around the text model, and of what is left out of it. */
@@ -271,6 +315,13 @@ static int heads(struct conv *c, struct err *e)
                        "%s: %s: rows are not queries and their gates (expected 2 x %lld from %s, got %lld)",
                        c->label, c->dim_from[DIM_Q2], (long long)c->dim[DIM_Q], c->dim_from[DIM_Q],
                        (long long)c->dim[DIM_Q2]);
+    if (c->n_mtp && c->dim[DIM_EMBD2] != 2 * c->dim[DIM_EMBD])
+        return err_set(
+            e, ERR_FORMAT,
+            "%s: %s: columns are not an embedding and a hidden state (expected 2 x %lld from %s, got "
+            "%lld)",
+            c->label, c->dim_from[DIM_EMBD2], (long long)c->dim[DIM_EMBD], c->dim_from[DIM_EMBD],
+            (long long)c->dim[DIM_EMBD2]);
     if (conv_heads(c, e)) return -1;
     return any_linear(c) ? delta_heads(c, e) : no_delta(c, e);
 }
@@ -308,7 +359,7 @@ static int64_t col(const struct conv *c, const struct conv_rule *r, int64_t i)
 static int put_kinds(struct conv *c, struct err *e)
 {
     char key[64];
-    uint8_t recurrent[DESC_MAX_LAYERS];
+    uint8_t recurrent[DESC_MAX_LAYERS + 1];
     int32_t interval = 1;
     bool even = true;
     while (c->kind[interval - 1] != FULL) interval++;
@@ -318,7 +369,8 @@ static int put_kinds(struct conv *c, struct err *e)
     }
     if (even) return conv_put_u32(c, "full_attention_interval", interval, e);
     snprintf(key, sizeof key, "%s.attention.recurrent_layers", c->fam->arch);
-    return gguf_put_array(c->w, key, GGUF_BOOL, recurrent, (uint64_t)c->n_layer, e);
+    for (int32_t i = 0; i < c->n_mtp; i++) recurrent[c->n_layer + i] = 0;
+    return gguf_put_array(c->w, key, GGUF_BOOL, recurrent, (uint64_t)(c->n_layer + c->n_mtp), e);
 }
 
 /* Of the axes of a picture's positions. In text they are one; but other readers want the key. */
@@ -368,7 +420,7 @@ static int put_delta(struct conv *c, struct err *e)
 static int keys(struct conv *c, struct err *e)
 {
     return conv_put_common(c, e) || conv_put_u32(c, "vocab_size", c->n_vocab, e) || put_rope(c, e) ||
-                   put_delta(c, e)
+                   put_delta(c, e) || (c->n_mtp && conv_put_u32(c, "nextn_predict_layers", c->n_mtp, e))
                ? -1
                : 0;
 }

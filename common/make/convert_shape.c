@@ -10,6 +10,8 @@
 #include <string.h>
 #include "../base/mem.h"
 
+#define MTP "mtp." /* what the names of blocks that predict further tokens begin with */
+
 static const char *const prefixes[] = {
     "", "model.", "language_model.", "model.language_model.", "language_model.model.", NULL};
 
@@ -74,6 +76,7 @@ int conv_sizes_from_config(struct conv *c, struct err *e)
                        hf_config_name(c->cfg), DESC_MAX_LAYERS, (long long)layers);
     c->n_layer = (int32_t)layers;
     conv_set_dim(c, DIM_EMBD, embd, "hidden_size");
+    conv_set_dim(c, DIM_EMBD2, 2 * embd, "2 x hidden_size");
     if (ff) conv_set_dim(c, DIM_FF, ff, "intermediate_size");
     conv_set_dim(c, DIM_HEAD, head, "head_dim");
     conv_set_dim(c, DIM_Q, heads * head, "num_attention_heads x head_dim");
@@ -123,6 +126,79 @@ static int64_t layer_of(const char *name)
     return -1;
 }
 
+/* Is a tensor of a block that predicts further tokens? */
+static bool is_mtp(const char *name)
+{
+    for (int i = 0; prefixes[i]; i++) {
+        const size_t n = strlen(prefixes[i]);
+        if (!strncmp(name, prefixes[i], n) && !strncmp(name + n, MTP, strlen(MTP))) return true;
+    }
+    return false;
+}
+
+/* Which blocks that predict further tokens are written: n_mtp, mtp_alone. */
+static int count_mtp(struct conv *c, struct err *e)
+{
+    const enum convert_mtp want = c->o->mtp;
+    int64_t said = 1;
+    uint64_t n = 0, others = 0;
+    if (!conv_has_mtp(c->fam) || want == CONVERT_MTP_NONE) return 0;
+    for (uint64_t i = 0; c->st && i < c->st->n_tensors; i++)
+        if (is_mtp(c->st->tensor[i].name))
+            n++;
+        else
+            others += layer_of(c->st->tensor[i].name) >= 0;
+    if (!(c->st ? n > 0 : want != CONVERT_MTP_FOUND))
+        return want == CONVERT_MTP_FOUND
+                   ? 0
+                   : err_set(e, ERR_FORMAT,
+                             "%s: no block that predicts further tokens (expected tensors named "
+                             "mtp.*)",
+                             c->label);
+    const int r = hf_get_i64(c->cfg, "mtp_num_hidden_layers", 0, INT32_MAX, &said, e);
+    if (r < 0) return -1;
+    if (said != 1)
+        return err_set(e, ERR_FORMAT, "%s: mtp_num_hidden_layers is not supported (expected 1, got %lld)",
+                       hf_config_name(c->cfg), (long long)said);
+    c->n_mtp = 1;
+    c->mtp_alone = c->st && !others;
+    if (c->mtp_alone && want != CONVERT_MTP_ONLY) {
+        err_set(e, ERR_FORMAT, "%s: holds the block that predicts further tokens alone, and no target's",
+                c->label);
+        return err_hint(e, "--mtp only makes a drafter's file of it");
+    }
+    return 0;
+}
+
+/* What the blocks before would say, where there are none. */
+static int alone(struct conv *c, struct err *e)
+{
+    int64_t layers, vocab;
+    bool tied; /* of a head that is not there */
+    if (hf_get_bool(c->cfg, "tie_word_embeddings", &tied, e) < 0) return -1;
+    if (conv_need_i64(c, "num_hidden_layers", &layers, e) || conv_need_i64(c, "vocab_size", &vocab, e))
+        return -1;
+    if (layers > DESC_MAX_LAYERS - 1)
+        return err_set(e, ERR_FORMAT, "%s: num_hidden_layers is out of range (expected at most %d, got %lld)",
+                       hf_config_name(c->cfg), DESC_MAX_LAYERS - 1, (long long)layers);
+    c->n_layer = (int32_t)layers;
+    conv_set_dim(c, DIM_VOCAB, vocab, "vocab_size");
+    return c->fam->sizes ? c->fam->sizes(c, e) : 0;
+}
+
+/* Of a drafter's file: the blocks that predict further tokens, and what they share with the target. */
+static void drop_target(struct conv *c)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < c->n_t; i++) {
+        if (c->t[i].layer >= 0 && !(c->t[i].rule->flags & CONV_MTP))
+            mem_free(c->t[i].part);
+        else
+            c->t[n++] = c->t[i];
+    }
+    c->n_t = n;
+}
+
 static int count_layers(struct conv *c, struct err *e)
 {
     int64_t top = -1;
@@ -133,6 +209,7 @@ static int count_layers(struct conv *c, struct err *e)
                            c->st->tensor[i].name, DESC_MAX_LAYERS);
         if (l > top) top = l;
     }
+    if (top < 0 && c->mtp_alone) return alone(c, e);
     if (top < 0)
         return err_set(e, ERR_FORMAT, "%s: no layers (expected tensors named layers.0.* or model.layers.0.*)",
                        c->label);
@@ -195,8 +272,12 @@ static int check_shape(struct conv *c, const struct conv_rule *r, const struct s
     if (n != want)
         return err_set(e, ERR_FORMAT, "%s: %s has the wrong shape (expected %u dimension%s, got %u)",
                        c->label, s->name, want, want == 1 ? "" : "s", s->n_dims);
-    if (s->dtype == ST_I64 || s->dtype == ST_I32 || s->dtype == ST_I16 || s->dtype == ST_I8 ||
-        s->dtype == ST_U8 || s->dtype == ST_BOOL)
+    const bool whole = s->dtype == ST_I64 || s->dtype == ST_I32;
+    if (r->flags & CONV_IDS && !whole)
+        return err_set(e, ERR_FORMAT, "%s: %s: wrong type (expected I64 or I32, got %s)", c->label, s->name,
+                       st_dtype_name(s->dtype));
+    if (!(r->flags & CONV_IDS) &&
+        (whole || s->dtype == ST_I16 || s->dtype == ST_I8 || s->dtype == ST_U8 || s->dtype == ST_BOOL))
         return err_set(e, ERR_FORMAT, "%s: %s is of an integer type (expected floats, got %s)", c->label,
                        s->name, st_dtype_name(s->dtype));
     for (uint32_t i = 0; i < want; i++) {
@@ -321,15 +402,31 @@ static void set_shape(const struct conv *c, struct conv_tensor *t)
         t->ne[i] = i < t->n_dims ? c->dim[t->rule->dim[t->n_dims - 1 - i]] : 1;
     bool changed = t->rule->flags & (CONV_PLUS_ONE | CONV_NEG_EXP);
     t->from = t->src && !changed ? source_type(t->src) : KN_F32;
+    if (t->rule->flags & CONV_IDS) t->from = KN_I64;
+}
+
+/* An optional tensor is there where its sizes are given; a bias, where its matrix is. */
+static bool made_at_random(const struct conv *c, const struct conv_tensor *t)
+{
+    const size_t n = strlen(t->name), bias = strlen(".bias");
+    if (t->rule->flags & CONV_STORED) return false;
+    for (uint32_t i = 0; i < t->n_dims; i++)
+        if (!t->ne[i]) return false;
+    if (n < bias || strcmp(t->name + n - bias, ".bias")) return true;
+    for (const struct conv_tensor *q = c->t; q < t; q++)
+        if (!strncmp(q->name, t->name, n - bias) && !strcmp(q->name + n - bias, ".weight")) return true;
+    return false;
 }
 
 static int add_tensor(struct conv *c, const struct conv_rule *r, int32_t layer, uint8_t *used, struct err *e)
 {
-    unsigned kinds = r->flags >> 16;
+    unsigned kinds = r->flags >> 17;
+    if (r->flags & CONV_MTP ? !c->n_mtp : c->mtp_alone) return 0;
     if (r->flags & CONV_ALT || (kinds && (layer < 0 || !(kinds & c->kind[layer])))) return 0;
     struct conv_tensor *t = &c->t[c->n_t++];
     *t = (struct conv_tensor){.rule = r, .layer = layer};
-    fill_layer(t->name, sizeof t->name, r->gguf, layer);
+    fill_layer(t->name, sizeof t->name, r->gguf,
+               r->flags & CONV_MTP ? c->n_layer + (layer > 0) * layer : layer);
     if (r->flags & CONV_MADE) {
         if (c->fam->make(c, t, e)) return -1;
         if (!t->made)
@@ -354,6 +451,10 @@ static int add_tensor(struct conv *c, const struct conv_rule *r, int32_t layer, 
         return 0;
     }
     set_shape(c, t);
+    if (!c->st && r->flags & CONV_OPTIONAL && !made_at_random(c, t)) {
+        c->n_t--;
+        return 0;
+    }
     for (uint32_t i = 0; i < t->n_dims; i++)
         if (!t->ne[i])
             return err_set(e, ERR_FORMAT, "%s: the size of %s is not known (dimension %u)", c->label, t->name,
@@ -368,7 +469,8 @@ static const struct conv_relative *skipped(const struct conv *c, const char *nam
         size_t n = strlen(prefixes[i]);
         if (strncmp(name, prefixes[i], n)) continue;
         for (const struct conv_relative *r = c->fam->skip; r && r->part; r++)
-            if (!strncmp(name + n, r->part, strlen(r->part))) return r;
+            if (!strncmp(name + n, r->part, strlen(r->part)) && !(c->n_mtp && !strcmp(r->part, MTP)))
+                return r;
     }
     return NULL;
 }
@@ -423,10 +525,10 @@ int conv_map_tensors(struct conv *c, struct err *e)
     uint8_t *used = NULL;
     int ret = -1;
     while (c->fam->rules[n_rules].hf) n_rules++;
-    if (c->st && count_layers(c, e)) return -1;
+    if (count_mtp(c, e) || (c->st && count_layers(c, e))) return -1;
     conv_set_dim(c, DIM_ONE, 1, "one");
     if (c->fam->kinds && c->fam->kinds(c, e)) return -1;
-    c->t = mem_calloc((size_t)n_rules * (size_t)(c->n_layer + 1), sizeof *c->t);
+    c->t = mem_calloc((size_t)n_rules * (size_t)(c->n_layer + 2), sizeof *c->t);
     used = mem_calloc(c->st && c->st->n_tensors ? c->st->n_tensors : 1, 1);
     if (!c->t || !used) {
         err_set(e, ERR_IO, "out of memory (%d layers)", c->n_layer);
@@ -436,8 +538,9 @@ int conv_map_tensors(struct conv *c, struct err *e)
     while (r->hf) {
         const struct conv_rule *end = r + 1;
         if (strstr(r->hf, "%d")) {
-            while (end->hf && strstr(end->hf, "%d")) end++;
-            for (int32_t l = 0; l < c->n_layer; l++)
+            const unsigned mtp = r->flags & CONV_MTP;
+            while (end->hf && strstr(end->hf, "%d") && (end->flags & CONV_MTP) == mtp) end++;
+            for (int32_t l = 0; l < (mtp ? c->n_mtp : c->n_layer); l++)
                 for (const struct conv_rule *q = r; q < end; q++)
                     if (add_tensor(c, q, l, used, e)) goto done;
         } else if (add_tensor(c, r, -1, used, e)) {
@@ -447,6 +550,7 @@ int conv_map_tensors(struct conv *c, struct err *e)
     }
     if (c->st && check_unused(c, used, e)) goto done;
     if (c->st) list_skipped(c, used);
+    if (c->o->mtp == CONVERT_MTP_ONLY) drop_target(c);
     ret = 0;
 done:
     mem_free(used);

@@ -89,6 +89,12 @@ int relabel_check(const struct dialect *to, const struct relabel_facts *f, const
              "softcap: only our key %s.final_logit_softcapping says it, other readers of the %s dialect do "
              "not look",
              to->arch, to->name);
+    if (f->has_multiplier && !to->extended)
+        note(
+            o,
+            "scale of the draft logits: only the key %s.logit_scale says it, other readers of the %s dialect "
+            "do not look",
+            to->arch, to->name);
     if (to->tokenizer && !f->tokenizer)
         note(o,
              "readers of the %s dialect need the target's tokenizer in the file, and there is none: give "

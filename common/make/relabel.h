@@ -16,7 +16,7 @@ struct relabel_facts {
     int32_t n_layer;
     const struct desc_layer *layer; /* [n_layer]: window, causal */
     bool own_embed, own_head, tied; /* tied: the embedding of its own is the head */
-    bool has_scale, has_softcap;
+    bool has_scale, has_softcap, has_multiplier;
     bool tokenizer; /* in the file that is written */
     double rms_eps;
 };

@@ -1,4 +1,4 @@
-/* dflash.c - the two passes of a DFlash drafter.
+/* dflash.c - the two passes of a DFlash drafter, which its relatives (draft.h) share.
  *
  * The drafter never reads the text before its block. What it knows of it are features: the target's residual
  * stream after a few blocks (the taps), concatenated. Every committed token leaves, in every drafter layer,
@@ -20,7 +20,7 @@
  * row sees the block up to itself, a bidirectional one sees all of it. The block's keys and values go into
  * the cache at the block's own positions and are overwritten by the context of the tokens that the target
  * then commits there. Source: DFlash, and the attention rules of its reference implementation. */
-#include "model.h"
+#include "draft.h"
 
 /* Layers whose keys and values are computed in one product and stored in one call. The work of a layer is
  * less than the time of a launch, and none depends on another: they all read the same normed features. */
@@ -85,10 +85,19 @@ int dflash_block(const struct model *m, const struct model *target, const struct
 {
     const struct kn_ops *op = kn_op(m->be);
     const struct desc *d = m->d;
-    const struct kn_weight *embed = m->embed.rows ? &m->embed : &target->embed;
-    float scale = d->has_embedding_scale ? d->embedding_scale : target->d->embedding_scale;
-    int rc = op->embed(m->be, p->w->x, embed, p->ids, p->n, scale);
+    int rc = draft_embed(m, target, p->w->x, p->ids, p->n);
     if (rc == 0) rc = op->rope_table(m->be, p->w->rope[0], p->pos, p->n, m->rope_freq[0], d->rope[0].n_rot);
-    for (int32_t i = 0; i < d->n_layer && rc == 0; i++) rc = qwen3_block(m, p, i);
+    for (int32_t i = 0; i < d->n_layer && rc == 0; i++)
+        rc = m->kind->block ? m->kind->block(m, p, i) : qwen3_block(m, p, i);
     return rc ? model_failed(m, "drafter block", rc, e) : 0;
 }
+
+/* Each row's own pick, all of them at once. */
+static int propose(const struct model *m, const struct draft *t, struct err *e)
+{
+    if (draft_logits(m, t, e)) return -1;
+    const int rc = kn_op(m->be)->pick(m->be, &t->pick);
+    return rc ? model_failed(m, "pick", rc, e) : 0;
+}
+
+const struct draft_kind draft_dflash = {.name = "DFlash", .propose = propose};

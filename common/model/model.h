@@ -36,7 +36,10 @@ struct model_layer {
     struct kn_weight qkv, z, alpha, beta; /* [width, n_embd], [n_v*d_v, n_embd], [n_v, n_embd] x2 */
     struct kn_weight ssm_out;             /* [n_embd, n_v*d_v] */
     float *conv, *a, *dt, *ssm_norm;      /* [width, n_conv], [n_v] x2, [d_v] */
-    float out_scale;                      /* layer_output_scale on the whole residual stream; 1 if absent */
+    float *conv_base[2]; /* DFlash2, around attention and around the feed-forward: [2, taps, n_embd],
+                            before it and behind it */
+    struct kn_weight conv_proj[2]; /* [2 * taps * n_embd / group, n_embd] */
+    float out_scale;               /* layer_output_scale on the whole residual stream; 1 if absent */
 };
 
 struct model {
@@ -44,12 +47,25 @@ struct model {
     struct desc *d;
     struct gguf *file;
     const struct model_family *family; /* NULL: a drafter */
+    const struct draft_kind *kind;     /* draft.h; NULL: a target */
     struct kn_weight embed;  /* [n_vocab, n_embd]; rows, and linear where tied. Drafters: usually absent */
     struct kn_weight output; /* [n_vocab, n_embd]; absent where tied, and usually in drafters */
-    const struct kn_weight *head;      /* &output or &embed; drafters: NULL where the target's is borrowed */
-    float *output_norm;                /* [n_embd] */
-    struct kn_weight fc;               /* drafters: [n_embd, n_features] */
-    float *hidden_norm;                /* drafters: [n_embd] */
+    const struct kn_weight *head; /* &output or &embed; drafters: NULL where the target's is borrowed */
+    float *output_norm;           /* [n_embd], times desc.logit_scale */
+    struct kn_weight fc;          /* DFlash: [n_embd, n_features]; MTP: eh_proj [n_embd, 2 n_embd] */
+    float *hidden_norm;           /* drafters: [n_embd]; MTP: hnorm */
+    float *embed_norm;            /* MTP: enorm [n_embd] */
+    struct {
+        struct kn_weight hidden, before, after; /* [rank, n_embd], [n_vocab, rank] x2 (rows) */
+    } selector;                                 /* DFlash2 */
+    struct draft_heads {             /* drafters that correct their logits one after the other: draft.h */
+        struct kn_weight w1, w2;     /* DSpark: [n_vocab, rank] rows, [n_vocab_draft or n_vocab, rank] */
+        struct kn_weight mix;        /* [rank, n_embd + rank] gated, [3 rank, 2 rank + n_embd] rnn */
+        struct kn_weight conf;       /* [1, n_embd (+ rank)] */
+        float *mix_bias, *conf_bias; /* [rank] or [3 rank]; [1] or NULL */
+        struct kn_weight ih, hh;     /* Domino: [3 n_state, n_embd], [3 n_state, n_state] */
+        struct kn_weight down, up;   /* [n_correct, n_embd + n_state], [n_vocab, n_correct] */
+    } heads;
     double *rope_freq[DESC_MAX_ROPES]; /* [n_rot/2] device: what desc_rope says */
     struct model_layer *layer;         /* [n_layer] */
     struct model_matrix {
@@ -87,7 +103,8 @@ struct work {
     float *q;                    /* [rows, n_head * head_dim] */
     float *g;                    /* [rows, n_head * head_dim] gates of the attention's output */
     float *k, *v;                /* [rows, n_head_kv * head_dim] */
-    float *fused;                /* [rows, n_embd] a drafter's features through fc */
+    float *fused;                /* DFlash: [rows, n_embd] features through fc; MTP: [rows, 2 n_embd] what
+                                    eh_proj reads */
     float *context;              /* [rows, dflash_context_width] keys and values of a drafter's context */
     float *attn;                 /* [rows, n_head * head_dim], or [rows, n_v * d_v] of a delta net */
     float *ff;                   /* [rows, max(n_ff, n_ff_shexp)] */
@@ -98,9 +115,25 @@ struct work {
     float *expert_w;             /* [rows, n_expert_used] their weights; the same */
     float *expert_ff;            /* [rows, n_expert_used, n_ff_exp]; the same */
     float *shared;               /* [rows, 1] gate of the shared expert */
+    /* Of a drafter's head (dspark.c, domino.c); block: rows of a block, and one more */
+    int32_t *from; /* [n_vocab] the row of a reduced vocabulary that is an id's, -1: none */
+    float *part;   /* [block, n_vocab_draft] its logits */
+    float
+        *beside;  /* [block, n_embd + rank or n_state] normed rows, each with what the head knows beside it */
+    float *joint; /* [block, 2 rank + n_embd] the recurrent Markov head's input: its first row begins with
+                     zeros, which nobody writes. Domino: the embedding of a token */
+    float *mixed; /* [work_mixed] results of small products */
     float *qkv, *z, *alpha, *beta; /* [rows, width], [rows, n_v * d_v], [rows, n_v] x2 */
+    /* Of blocks, KN_CYCLE_ROWS rows at most. DFlash2: */
+    float *conv;                     /* [, n_embd] a branch's input, then its output */
+    float *dynamic;                  /* [, 2 * taps * n_embd / group] of its convolutions */
+    float *selector;                 /* [, rank] */
+    int32_t *candidates;             /* [, k] */
+    float *candidate_logits, *edges; /* [, k], [, k, k] */
 };
 
+/* Values of work.mixed. */
+int64_t work_mixed(const struct desc *d);
 /* Take what the models need for passes of up to rows rows, and the backend's scratch; *bytes is added to.
  * drafter may be NULL. On failure (ERR_IO, ERR_DEVICE) what was taken is given back by work_free. */
 int work_new(struct work *w, const struct model *target, const struct model *drafter, int32_t rows,
@@ -195,14 +228,38 @@ int qwen35_replay(const struct model *m, const struct pass *p);
  * unused. */
 int dflash_context(const struct model *m, const struct pass *p, struct err *e);
 int64_t dflash_context_width(const struct desc *d); /* values a row in w->context */
-/* dflash.c: one block. ids = [anchor, mask...]; target lends its embedding. Leaves the residual stream in
- * w->x. */
+/* dflash.c: one block, through the layers of the drafter's kind. ids = [anchor, mask...]; target lends its
+ * embedding. Leaves the residual stream in w->x. */
 int dflash_block(const struct model *m, const struct model *target, const struct pass *p, struct err *e);
+
+/* qwen35.c: layer i, of an MTP block too. Returns what the operation that failed returned. */
+int qwen35_block(const struct model *m, const struct pass *p, int32_t i);
+/* qwen35_mtp.c. Rows of an MTP block: token ids[i] and the target's hidden state before it, after the final
+ * norm. late: NULL, or [slots, n_embd] hidden states by position modulo slots: row i reads features[i - 1],
+ * and row 0 the one of pos[0] - 1. A row stands in the cache one position before its token, which before
+ * [n_before] is for, device memory. */
+struct mtp_rows {
+    const float *late;
+    int32_t slots;
+    int32_t *before, n_before; /* NULL: places are known */
+    const int32_t *places;     /* [n] pos[i] - 1; NULL where before is, or pos are the places already */
+};
+/* Keys and values of rows whose hidden states are the target's, into kv. */
+int qwen35_mtp_context(const struct model *m, const struct model *target, const struct pass *p,
+                       const struct mtp_rows *r, struct err *e);
+/* One row of a draft (p->n is 1) at place i of the draft, whose places are set by the call of i 0: logits
+ * [n_vocab], and what the next row reads in place of the target's hidden state: h [n_embd], in place. i 0
+ * reads late; later ones h. */
+int qwen35_mtp_step(const struct model *m, const struct model *target, const struct pass *p,
+                    const struct mtp_rows *r, int32_t i, float *h, float *logits, struct err *e);
 
 /* logits[n, n_vocab] = head(rms_norm(x; output_norm)) of rows x[n, n_embd], softcapped where the model says
  * so. A drafter without a head of its own borrows target's; target is m itself for a target. */
 int model_logits(const struct model *m, const struct model *target, const float *x, int32_t n, float *logits,
                  struct err *e);
+/* The same, and out[n, n_out of w] = w rms_norm(x; output_norm) beside them. w NULL: without. */
+int model_logits_beside(const struct model *m, const struct model *target, const float *x, int32_t n,
+                        float *logits, const struct kn_weight *w, float *out, struct err *e);
 /* Turn the failure of an operation into an error naming the model and the operation; returns -1. */
 int model_failed(const struct model *m, const char *what, int rc, struct err *e);
 /* op->alloc (or alloc_shared) has just failed: ERR_IO where memory is the host's, ERR_DEVICE with the

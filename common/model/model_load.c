@@ -9,7 +9,7 @@
 #include <string.h>
 #include "../base/io.h"
 #include "../base/mem.h"
-#include "model.h"
+#include "draft.h"
 
 struct loader {
     struct model *m;
@@ -66,8 +66,29 @@ static const struct field fields[] = {
     {"ssm_a", AT(a), VECTOR},
     {"ssm_dt.bias", AT(dt), VECTOR},
     {"ssm_norm.weight", AT(ssm_norm), VECTOR},
+    {"attn_conv_base", AT(conv_base[0]), VECTOR},
+    {"ffn_conv_base", AT(conv_base[1]), VECTOR},
+    {"attn_conv_proj.weight", AT(conv_proj[0]), LINEAR},
+    {"ffn_conv_proj.weight", AT(conv_proj[1]), LINEAR},
 };
 enum { N_FIELDS = sizeof fields / sizeof fields[0] };
+
+/* Matrices of a drafter that are no layer's. */
+static const struct {
+    const char *name;
+    size_t at; /* in struct model */
+    unsigned use;
+} parts[] = {
+    {"selector_hidden.weight", offsetof(struct model, selector.hidden), KN_USE_LINEAR},
+    {"selector_predecessor.weight", offsetof(struct model, selector.before), KN_USE_ROWS},
+    {"selector_successor.weight", offsetof(struct model, selector.after), KN_USE_ROWS},
+};
+enum { N_PARTS = sizeof parts / sizeof parts[0] };
+
+static struct kn_weight *part_at(struct model *m, int i)
+{
+    return (struct kn_weight *)(void *)((char *)m + parts[i].at);
+}
 
 static struct kn_weight *weight_at(struct model_layer *y, const struct field *f)
 {
@@ -228,7 +249,7 @@ static int load_field(struct loader *l, int i, const struct field *f)
     struct model *m = l->m;
     const struct desc *d = m->d;
     char name[64];
-    snprintf(name, sizeof name, "blk.%d.%s", i, f->name);
+    snprintf(name, sizeof name, "blk.%d.%s", d->first_block + i, f->name);
     if (d->arch == DESC_DFLASH && f->at == AT(ffn_norm)) /* in some dialects the name of another norm */
         snprintf(name, sizeof name, "blk.%d.%s", i, d->ffn_norm_name);
     if (d->arch == DESC_DFLASH && f->at == AT(post_attn_norm)) return 0;
@@ -252,14 +273,14 @@ static int load_layer(struct loader *l, int i)
     char name[64];
     for (int j = 0; j < N_FIELDS; j++)
         if (load_field(l, i, &fields[j])) return -1;
-    snprintf(name, sizeof name, "blk.%d.ffn_gate_up_exps.weight", i);
+    snprintf(name, sizeof name, "blk.%d.ffn_gate_up_exps.weight", m->d->first_block + i);
     const struct gguf_tensor *fused = gguf_tensor(m->file, name);
     if (fused) {
         m->bytes_step += fused->bytes / (uint64_t)m->d->n_expert * (uint64_t)m->d->n_expert_used;
         if (load_fused_experts(l, i, name)) return -1;
     }
     m->layer[i].out_scale = 1;
-    snprintf(name, sizeof name, "blk.%d.layer_output_scale.weight", i);
+    snprintf(name, sizeof name, "blk.%d.layer_output_scale.weight", m->d->first_block + i);
     if (gguf_tensor(m->file, name)) {
         int64_t n = 0;
         float *scale = values(l, name, &n);
@@ -318,19 +339,102 @@ static int load_ends(struct loader *l)
     m->head = has_head ? &m->output : m->d->tied_head ? &m->embed : NULL;
     if (m->head)
         m->bytes_step += gguf_tensor(m->file, has_head ? "output.weight" : "token_embd.weight")->bytes;
-    return load_vector(l, &m->output_norm, "output_norm.weight");
+    return load_scaled(l, &m->output_norm, "output_norm.weight",
+                       m->d->arch == DESC_DFLASH ? m->d->logit_scale : 1);
+}
+
+/* What an MTP block has beside its layer. Embedding and head are usually the target's. */
+static int load_mtp(struct loader *l)
+{
+    struct model *m = l->m;
+    const struct desc *d = m->d;
+    char name[64];
+#define NAMED(what) (snprintf(name, sizeof name, "blk.%d.nextn." what, d->first_block), name)
+    if (load_weight(l, &m->fc, KN_USE_LINEAR, NAMED("eh_proj.weight"))) return -1;
+    m->bytes_step += gguf_tensor(m->file, name)->bytes;
+    if (load_vector(l, &m->embed_norm, NAMED("enorm.weight")) ||
+        load_vector(l, &m->hidden_norm, NAMED("hnorm.weight")) ||
+        (d->own_embed && load_weight(l, &m->embed, KN_USE_ROWS, NAMED("embed_tokens.weight"))))
+        return -1;
+    if (d->own_head) {
+        if (load_weight(l, &m->output, KN_USE_LINEAR, NAMED("shared_head_head.weight"))) return -1;
+        m->head = &m->output;
+        m->bytes_step += gguf_tensor(m->file, name)->bytes;
+    }
+    if (!strcmp(d->head_norm, "output_norm.weight")) return load_vector(l, &m->output_norm, d->head_norm);
+    return load_vector(l, &m->output_norm, NAMED("shared_head_norm.weight"));
+#undef NAMED
+}
+
+/* ---- heads that correct logits ---- */
+
+#define HEAD(f) offsetof(struct draft_heads, f)
+/* Read once a proposal, but what is rows of a table, and once a block. */
+static const struct head_field {
+    const char *name;
+    size_t at;
+    enum { HEAD_ROWS, HEAD_EACH, HEAD_ONCE, HEAD_VECTOR } kind;
+} head_fields[] = {
+    {"markov_w1.weight", HEAD(w1), HEAD_ROWS},     {"markov_w2.weight", HEAD(w2), HEAD_EACH},
+    {"markov_gate.weight", HEAD(mix), HEAD_EACH},  {"markov_gate.bias", HEAD(mix_bias), HEAD_VECTOR},
+    {"markov_joint.weight", HEAD(mix), HEAD_EACH}, {"markov_joint.bias", HEAD(mix_bias), HEAD_VECTOR},
+    {"conf_proj.weight", HEAD(conf), HEAD_ONCE},   {"conf_proj.bias", HEAD(conf_bias), HEAD_VECTOR},
+    {"domino_ih.weight", HEAD(ih), HEAD_EACH},     {"domino_hh.weight", HEAD(hh), HEAD_EACH},
+    {"domino_down.weight", HEAD(down), HEAD_EACH}, {"domino_up.weight", HEAD(up), HEAD_EACH},
+};
+enum { N_HEAD_FIELDS = sizeof head_fields / sizeof head_fields[0] };
+
+static void *head_at(struct draft_heads *h, const struct head_field *f)
+{
+    return (char *)h + f->at;
+}
+
+static int load_heads(struct loader *l)
+{
+    struct model *m = l->m;
+    const uint64_t proposals = (uint64_t)desc_cycle_rows(m->d) - 1;
+    for (int i = 0; i < N_HEAD_FIELDS; i++) {
+        const struct head_field *f = &head_fields[i];
+        const struct gguf_tensor *t = gguf_tensor(m->file, f->name);
+        void *at = head_at(&m->heads, f);
+        if (!t) continue;
+        if (f->kind != HEAD_ROWS) m->bytes_step += t->bytes * (f->kind == HEAD_EACH ? proposals : 1);
+        if (f->kind == HEAD_VECTOR
+                ? load_vector(l, at, f->name)
+                : load_weight(l, at, f->kind == HEAD_ROWS ? KN_USE_ROWS : KN_USE_LINEAR, f->name))
+            return -1;
+    }
+    return 0;
+}
+
+static void free_heads(struct model *m)
+{
+    const struct kn_ops *op = kn_op(m->be);
+    for (int i = 0; i < N_HEAD_FIELDS; i++) {
+        const struct head_field *f = &head_fields[i];
+        if (f->kind == HEAD_VECTOR)
+            op->free(m->be, *(float **)head_at(&m->heads, f)), *(float **)head_at(&m->heads, f) = NULL;
+        else
+            op->weight_free(m->be, head_at(&m->heads, f));
+    }
 }
 
 static int load_all(struct loader *l)
 {
     struct model *m = l->m;
-    if (load_ends(l)) return -1;
+    if (m->d->arch == DESC_QWEN35_MTP ? load_mtp(l) : load_ends(l)) return -1;
     for (int i = 0; i < m->d->n_rope; i++)
         if (load_rope(l, i)) return -1;
     if (m->d->arch == DESC_DFLASH) {
         if (load_weight(l, &m->fc, KN_USE_LINEAR, m->d->fc_name)) return -1;
         if (load_vector(l, &m->hidden_norm, m->d->hidden_norm_name)) return -1;
         m->bytes_step += gguf_tensor(m->file, m->d->fc_name)->bytes;
+        if (load_heads(l)) return -1;
+    }
+    for (int i = 0; i < N_PARTS; i++) {
+        const struct gguf_tensor *t = gguf_tensor(m->file, parts[i].name);
+        if (t && load_weight(l, part_at(m, i), parts[i].use, parts[i].name)) return -1;
+        if (t && parts[i].use & KN_USE_LINEAR) m->bytes_step += t->bytes;
     }
     for (int i = 0; i < m->d->n_layer; i++)
         if (load_layer(l, i)) return -1;
@@ -363,6 +467,26 @@ static int check_delta(struct loader *l)
     return l->op->delta ? 0 : unsupported(l, "the delta nets", "delta");
 }
 
+static int check_dflash2(struct loader *l)
+{
+    const struct desc *d = l->m->d;
+    const struct kn_ops *op = l->op;
+    const struct {
+        const char *key;
+        int32_t found, most;
+    } limits[] = {{"conv_kernel_size", d->conv_kernel, KN_CONV_TAPS},
+                  {"selector_rank", d->selector_rank, KN_EDGE_RANK},
+                  {"selector_top_k", d->selector_k, KN_TOP_MOST}};
+    for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++)
+        if (limits[i].found > limits[i].most)
+            return err_set(l->e, ERR_FORMAT, "key '%s.%s': is not supported (expected at most %d, got %d)",
+                           d->arch_name, limits[i].key, limits[i].most, limits[i].found);
+    if (!op->conv) return unsupported(l, "the convolutions", "conv");
+    if (!op->top) return unsupported(l, "the candidates", "top");
+    if (!op->edges) return unsupported(l, "the candidates", "edges");
+    return op->walk ? 0 : unsupported(l, "the candidates", "walk");
+}
+
 static int check_backend(struct loader *l)
 {
     const struct desc *d = l->m->d;
@@ -383,10 +507,15 @@ static int check_backend(struct loader *l)
     if ((d->gated_attention || d->n_ff_shexp) && !op->gate) return unsupported(l, "the gates", "gate");
     if (d->has_softcap && !op->softcap) return unsupported(l, "the capped logits", "softcap");
     if (d->arch == DESC_GEMMA4 && !op->norm_add) return unsupported(l, "the norms of branches", "norm_add");
+    if (d->arch == DESC_QWEN35_MTP && !op->norm_pair) return unsupported(l, "the MTP block", "norm_pair");
     l->m->family = model_family_of(d->arch);
-    if (d->arch != DESC_DFLASH && !l->m->family)
+    if (!desc_drafts(d) && !l->m->family)
         return err_set(l->e, ERR_FORMAT, "architecture %s: its forward pass is not implemented",
                        d->arch_name);
+    if (d->conv_kernel && check_dflash2(l)) return -1;
+    l->m->kind = draft_kind_of(d);
+    if (d->arch == DESC_DFLASH && !l->m->kind)
+        return err_set(l->e, ERR_FORMAT, "a %s drafter: its proposals are not implemented", d->kind);
     return 0;
 }
 
@@ -429,10 +558,18 @@ int model_open(struct model **m, const char *path, struct kn_backend *be, const 
     return open_gguf(m, g, be, o, e);
 }
 
+/* Is a tensor of the file this model's, as far as progress goes? */
+static bool is_of(const struct desc *d, const char *name)
+{
+    int32_t block;
+    return d->arch != DESC_QWEN35_MTP || (sscanf(name, "blk.%9d.", &block) == 1 && block == d->first_block);
+}
+
 int model_fill(struct model *m, model_progress_fn progress, void *ctx, struct err *e)
 {
     struct loader l = {.m = m, .op = kn_op(m->be), .e = e, .progress = progress, .ctx = ctx};
-    for (uint64_t i = 0; i < m->file->n_tensors; i++) l.total += m->file->tensor[i].bytes;
+    for (uint64_t i = 0; i < m->file->n_tensors; i++)
+        if (is_of(m->d, m->file->tensor[i].name)) l.total += m->file->tensor[i].bytes;
     return load_all(&l) ? err_prefix(e, "%s", m->file->map.path ? m->file->map.path : "model") : 0;
 }
 
@@ -471,8 +608,11 @@ void model_free(struct model *m)
     op->weight_free(m->be, &m->embed);
     op->weight_free(m->be, &m->output);
     op->weight_free(m->be, &m->fc);
+    free_heads(m);
+    for (int i = 0; i < N_PARTS; i++) op->weight_free(m->be, part_at(m, i));
     op->free(m->be, m->output_norm);
     op->free(m->be, m->hidden_norm);
+    op->free(m->be, m->embed_norm);
     for (int i = 0; i < DESC_MAX_ROPES; i++) op->free(m->be, m->rope_freq[i]);
     mem_free(m->layer);
     mem_free(m->matrix);

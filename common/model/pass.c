@@ -201,10 +201,17 @@ int model_pass(const struct model *m, const struct pass *p, struct err *e)
 int model_logits(const struct model *m, const struct model *target, const float *x, int32_t n, float *logits,
                  struct err *e)
 {
+    return model_logits_beside(m, target, x, n, logits, NULL, NULL, e);
+}
+
+int model_logits_beside(const struct model *m, const struct model *target, const float *x, int32_t n,
+                        float *logits, const struct kn_weight *w, float *out, struct err *e)
+{
     const struct kn_ops *op = kn_op(m->be);
-    const struct kn_weight *head = m->head ? m->head : target->head;
+    const struct kn_weight *head = m->head ? m->head : target->head, *all[] = {head, w};
+    float *to[] = {logits, out};
     const struct desc *cap = m->d->has_softcap ? m->d : target->d;
-    int rc = op->norm_linear(m->be, &logits, &head, 1, x, m->output_norm, m->d->rms_eps, n);
+    int rc = op->norm_linear(m->be, to, all, w ? 2 : 1, x, m->output_norm, m->d->rms_eps, n);
     if (rc == 0 && cap->has_softcap && cap->softcap > 0)
         rc = op->softcap(m->be, logits, (int64_t)n * head->n_out, cap->softcap);
     return rc ? model_failed(m, "head", rc, e) : 0;

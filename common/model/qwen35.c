@@ -128,7 +128,7 @@ static int experts(const struct model *m, const struct pass *p, int32_t i)
     return rc ? rc : op->linear(be, w->x, &y->down_s, w->ff, p->n, true);
 }
 
-static int block(const struct model *m, const struct pass *p, int32_t i)
+int qwen35_block(const struct model *m, const struct pass *p, int32_t i)
 {
     const struct desc_layer *l = &m->d->layer[i];
     int rc = l->recurrent ? delta_net(m, p, i) : attention(m, p, i);
@@ -136,5 +136,5 @@ static int block(const struct model *m, const struct pass *p, int32_t i)
     return l->moe ? experts(m, p, i) : dense(m, p, i);
 }
 
-const struct model_family family_qwen35 = {DESC_QWEN35, block};
-const struct model_family family_qwen35moe = {DESC_QWEN35MOE, block};
+const struct model_family family_qwen35 = {DESC_QWEN35, qwen35_block};
+const struct model_family family_qwen35moe = {DESC_QWEN35MOE, qwen35_block};

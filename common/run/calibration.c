@@ -11,14 +11,15 @@
 #define AGEING 0.012    /* variance that a cycle adds to the intercept; slopes and slots get a tenth */
 #define LOOK_LABELS 24. /* labels that a rate of look-ups remembers */
 
-static const double temperature_end[CALIBRATION_TEMPERATURES] = {0, 0.65, 0.9, INFINITY};
+enum { RANGES = CALIBRATION_BUCKETS / 2 }; /* of temperatures above 0 */
+static const double range_ends[RANGES] = {0.65, 0.9, INFINITY};
 static const int32_t match_end[CALIBRATION_MATCHES] = {2, 4, 6, 9, 15, 31, INT32_MAX};
 static const int32_t range_end[CALIBRATION_RANGES] = {1, 4, 16, INT32_MAX};
 
 /* The prior: where it comes from is in the header. Rates of look-ups are a guess that a few labels replace.
  */
-static const double prior_intercept[CALIBRATION_TEMPERATURES] = {0.9, 0.7, 0.35, -0.15};
-static const double prior_slope[CALIBRATION_TEMPERATURES] = {0.82, 0.9, 0.84, 0.73};
+static const double prior_intercept[CALIBRATION_BUCKETS] = {0.9, -0.1, 0.55, 0.79, 0.7, 0.35, -0.15};
+static const double prior_slope[CALIBRATION_BUCKETS] = {0.82, 0.46, 0.38, 0.36, 0.9, 0.84, 0.73};
 static const double prior_look[CALIBRATION_MATCHES] = {0.3, 0.45, 0.6, 0.7, 0.8, 0.88, 0.93};
 #define PRIOR_LABELS 3 /* that a prior rate of look-ups stands for */
 #define INTERCEPT_VARIANCE 1.2
@@ -28,10 +29,10 @@ static const double prior_look[CALIBRATION_MATCHES] = {0.3, 0.45, 0.6, 0.7, 0.8,
 void calibration_init(struct calibration *c)
 {
     memset(c, 0, sizeof *c);
-    for (int32_t t = 0; t < CALIBRATION_TEMPERATURES; t++) {
-        struct calibration_slope *s = &c->draft[t];
-        s->intercept = (struct belief){prior_intercept[t], INTERCEPT_VARIANCE};
-        s->slope = (struct belief){prior_slope[t], SLOPE_VARIANCE};
+    for (int32_t b = 0; b < CALIBRATION_BUCKETS; b++) {
+        struct calibration_slope *s = &c->draft[b];
+        s->intercept = (struct belief){prior_intercept[b], INTERCEPT_VARIANCE};
+        s->slope = (struct belief){prior_slope[b], SLOPE_VARIANCE};
         for (int32_t j = 0; j < CALIBRATION_SLOTS; j++) s->slot[j] = (struct belief){0, SLOT_VARIANCE};
     }
     for (int32_t m = 0; m < CALIBRATION_MATCHES; m++)
@@ -39,11 +40,12 @@ void calibration_init(struct calibration *c)
             c->look[m][r] = (struct calibration_rate){prior_look[m], PRIOR_LABELS};
 }
 
-int32_t calibration_temperature(double t)
+int32_t calibration_bucket(double temperature, bool greedy)
 {
     int32_t i = 0;
-    while (i < CALIBRATION_TEMPERATURES - 1 && t > temperature_end[i]) i++;
-    return i;
+    if (!(temperature > 0)) return 0;
+    while (i < RANGES - 1 && temperature > range_ends[i]) i++;
+    return 1 + i + (greedy ? RANGES : 0);
 }
 
 /* ---- a drafter ---- */
@@ -75,11 +77,11 @@ static double argument(const struct calibration_slope *s, int32_t j, double x, d
     return s->intercept.mean + s->slope.mean * x + b->mean;
 }
 
-double calibration_draft(const struct calibration *c, int32_t temperature, int32_t j, double logp,
+double calibration_draft(const struct calibration *c, int32_t bucket, int32_t j, double logp,
                          double deviations)
 {
     double v;
-    const double z = argument(&c->draft[temperature], j, logit(logp), &v);
+    const double z = argument(&c->draft[bucket], j, logit(logp), &v);
     /* The mean of a logistic over a Gaussian: MacKay 1992, kappa(v) = 1 / sqrt(1 + pi v / 8). */
     return sigma((z + deviations * sqrt(v)) / sqrt(1 + 0.39269908 * v));
 }
@@ -91,11 +93,11 @@ static void moved(struct belief *b, double f, double gain, double curvature)
     b->variance = v - v * v * f * f * curvature;
 }
 
-static void label_draft(struct calibration *c, int32_t temperature, int32_t j, double logp, bool equal)
+static void label_draft(struct calibration *c, int32_t bucket, int32_t j, double logp, bool equal)
 {
-    struct calibration_slope *s = &c->draft[temperature];
+    struct calibration_slope *s = &c->draft[bucket];
     struct calibration_gauge *g = &c->draft_gauge[at(j)];
-    const double h = calibration_draft(c, temperature, j, logp, 0), x = logit(logp);
+    const double h = calibration_draft(c, bucket, j, logp, 0), x = logit(logp);
     double v;
     const double z = argument(s, j, x, &v), p = sigma(z), w = p * (1 - p);
     const double gain = (equal - p) / (1 + v * w), curvature = w / (1 + v * w);
@@ -142,15 +144,14 @@ static void label_look(struct calibration *c, int32_t match, int32_t j, bool equ
 
 /* ---- both ---- */
 
-void calibration_seen(struct calibration *c, int32_t temperature, const struct plan_result *r)
+void calibration_seen(struct calibration *c, int32_t bucket, const struct plan_result *r)
 {
     const struct plan_offer *o = &r->offer;
     const bool look = r->choice.look;
-    struct calibration_slope *s = &c->draft[temperature];
+    struct calibration_slope *s = &c->draft[bucket];
     for (int32_t j = 1; j <= r->labelled; j++) {
         const bool equal = j <= r->equal;
-        if (j <= o->n_draft && (!look || j <= o->agree))
-            label_draft(c, temperature, j, o->logp[j - 1], equal);
+        if (j <= o->n_draft && (!look || j <= o->agree)) label_draft(c, bucket, j, o->logp[j - 1], equal);
         if (j <= o->n_look && (look || j <= o->agree)) label_look(c, o->match, j, equal);
     }
     older(&s->intercept, AGEING, INTERCEPT_VARIANCE);
@@ -162,7 +163,8 @@ void calibration_seen(struct calibration *c, int32_t temperature, const struct p
 
 #define MOST_BYTES (1u << 20)
 
-static const char *const bucket_names[CALIBRATION_TEMPERATURES] = {"0", "0.65", "0.9", "above"};
+static const char *const bucket_names[CALIBRATION_BUCKETS] = {
+    "0", "coupled 0.65", "coupled 0.9", "coupled above", "greedy 0.65", "greedy 0.9", "greedy above"};
 
 /* [first, second], each within its bounds. */
 static int two(const json_t *j, const char *where, const char *key, const double bounds[4], double *first,
@@ -194,9 +196,11 @@ static int bucket_read(struct calibration *c, const json_t *o, const char *where
     char key[32];
     if (!json_is_object(o)) return json_wrong(where, "a bucket", "an object", o, e);
     if (json_only(o, where, keys, e)) return -1;
-    while (name && t < CALIBRATION_TEMPERATURES && strcmp(name, bucket_names[t])) t++;
-    if (!name || t == CALIBRATION_TEMPERATURES)
-        return json_wrong(where, "bucket", "\"0\", \"0.65\", \"0.9\" or \"above\"", bucket, e);
+    while (name && t < CALIBRATION_BUCKETS && strcmp(name, bucket_names[t])) t++;
+    if (!name || t == CALIBRATION_BUCKETS)
+        return json_wrong(where, "bucket",
+                          "\"0\", or coupled or greedy and 0.65, 0.9 or above, as \"coupled 0.9\"", bucket,
+                          e);
     if (seen[t]) return json_wrong(where, "bucket", "one that was not there before", bucket, e);
     seen[t] = true;
     struct calibration_slope *s = &c->draft[t];
@@ -238,7 +242,7 @@ static int read_root(struct calibration *c, const json_t *root, const char *name
     static const char *const keys[] = {"schema", "of", "draft", "lookup", NULL};
     const json_t *schema = json_object_get(root, "schema"), *of = json_object_get(root, "of"),
                  *list = json_object_get(root, "draft"), *look = json_object_get(root, "lookup");
-    bool seen[CALIBRATION_TEMPERATURES] = {false};
+    bool seen[CALIBRATION_BUCKETS] = {false};
     if (!json_is_object(root)) return json_wrong(name, "not a calibration", "a JSON object", root, e);
     if (!json_is_integer(schema) || json_integer_value(schema) != 1)
         return json_wrong(name, "schema", "1", schema, e);
@@ -288,7 +292,7 @@ char *calibration_text(const struct calibration *c)
     json_t *root = json_object(), *list = json_array(), *look = json_array();
     json_object_set_new(root, "schema", json_integer(1));
     if (*c->of) json_object_set_new(root, "of", json_string(c->of));
-    for (int32_t t = 0; t < CALIBRATION_TEMPERATURES; t++) {
+    for (int32_t t = 0; t < CALIBRATION_BUCKETS; t++) {
         const struct calibration_slope *s = &c->draft[t];
         json_t *slots = json_array();
         for (int32_t j = 0; j < CALIBRATION_SLOTS; j++)

@@ -5,19 +5,25 @@
  * temperature equality is another event than being likely.
  *
  * Of a drafter:  h_j = sigma(a + w logit(p_j) + s_j), p_j the probability that the drafter gave its proposal.
- * a, w and s_j are Gaussian beliefs, a mean and a variance each, one set for each temperature bucket. A label
- * moves them by one step of a Kalman filter on the logistic's linearisation, each by its share of the
- * variance. s_j begins narrow, so slots share what they learn until labels say otherwise: it is shrunk
- * towards the slot's rate in the prior. Each cycle adds a little variance (what was learnt ages), plain steps
- * too, up to the built-in prior's: after a long time without labels few labels are needed to change the mind.
- * The returned probability is the mean over the belief, so uncertainty pulls it towards a half; a planner may
- * ask for some deviations more.
+ * a, w and s_j are Gaussian beliefs, a mean and a variance each, one set a bucket: a range of temperatures,
+ * and above 0 whether proposals are coupled or greedy (session_options.draft_greedy). A label moves them by
+ * one step of a Kalman filter on the logistic's linearisation, each by its share of the variance. s_j begins
+ * narrow, so slots share what they learn until labels say otherwise: it is shrunk towards the slot's rate in
+ * the prior. Each cycle adds a little variance (what was learnt ages), plain steps too, up to the built-in
+ * prior's: after a long time without labels few labels are needed to change the mind. The returned
+ * probability is the mean over the belief, so uncertainty pulls it towards a half; a planner may ask for some
+ * deviations more.
  *
  * The prior's a and w are fitted to data/pair (bf16, block 8, greedy proposals, 128 anchors of data/prompts,
  * one stream each; labels 421, 398, 357 and 306 at temperatures 0, 0.5, 0.8 and 1; p of the row's softmax): a
  * .90, .71, .35, -.14; w .82, .91, .84, .73. Seen and predicted equality of slots 1 to 7 at 0: .77 .74 .70
  * .63 .72 .65 .60 and .76 .75 .67 .68 .69 .66 .62, where the drafter itself said .65 .63 .54 .53 .54 .52 .45.
  * No slot was off by more than its labels' noise, so s_j begins at 0.
+ * Coupled proposals are a kind of their own. One that the noise chose is often improbable and yet the pick of
+ * the target, whose noise is the same: so their w is flatter (9,036, 7,261 and 6,147 labels at 0.5, 0.8 and
+ * 1, 14 of data/prompts, three seeds, 64 tokens each: a -.10, .55, .79; w .46, .38, .36, standard errors .04
+ * and .01). By the greedy ones' a and w a proposal of probability 0.01 would be right in 3 % of the cases at
+ * 0.8; by these it is in 23 %.
  *
  * Of a look-up: by how many tokens matched (buckets) and slot (ranges): a rate, with counts that age. A
  * proposal whose prefix matched has matched that much more, so slot j of a match of m tokens is filed under
@@ -31,7 +37,9 @@
  *     "schema": 1,
  *     "of": "...",                                     optional, for people
  *     "draft": [                                       one or more; buckets that are absent keep the prior
- *       {"bucket": "0",                                "0", "0.65", "0.9", "above": temperatures up to that
+ *       {"bucket": "0",                                temperature 0; or "coupled" or "greedy" and "0.65",
+ *                                                       "0.9" (temperatures up to that) or "above", as in
+ *                                                       "coupled 0.9"
  *        "intercept": [0.1, 0.5],                      mean and variance
  *        "slope": [0.9, 0.05],
  *        "slots": [[0, 0.1], [-0.2, 0.1]]}             from slot 1 on; slots that are absent have the last
@@ -48,10 +56,10 @@
 #include "planner.h"
 
 enum {
-    CALIBRATION_SLOTS = 63,       /* proposals of a chain at most */
-    CALIBRATION_TEMPERATURES = 4, /* 0; up to 0.65; up to 0.9; above */
-    CALIBRATION_MATCHES = 7,      /* matched tokens: up to 2, 4, 6, 9, 15, 31; more */
-    CALIBRATION_RANGES = 4,       /* slots 1, 2 to 4, 5 to 16, more */
+    CALIBRATION_SLOTS = 63,  /* proposals of a chain at most */
+    CALIBRATION_BUCKETS = 7, /* temperature 0; coupled up to 0.65, up to 0.9, above; greedy the same */
+    CALIBRATION_MATCHES = 7, /* matched tokens: up to 2, 4, 6, 9, 15, 31; more */
+    CALIBRATION_RANGES = 4,  /* slots 1, 2 to 4, 5 to 16, more */
     CALIBRATION_OF = 128,
 };
 
@@ -77,27 +85,27 @@ struct calibration_gauge {
 
 struct calibration {
     char of[CALIBRATION_OF];
-    struct calibration_slope draft[CALIBRATION_TEMPERATURES];
+    struct calibration_slope draft[CALIBRATION_BUCKETS];
     struct calibration_rate look[CALIBRATION_MATCHES][CALIBRATION_RANGES];
     struct calibration_gauge draft_gauge[CALIBRATION_SLOTS], look_gauge[CALIBRATION_SLOTS];
 };
 
 /* The built-in prior. */
 void calibration_init(struct calibration *c);
-/* The bucket of a temperature. */
-int32_t calibration_temperature(double t);
+/* The bucket of proposals at a temperature; greedy: the drafter's likeliest, not coupled ones. */
+int32_t calibration_bucket(double temperature, bool greedy);
 
 /* h of slot j (1 ..) whose proposal the drafter gave the probability exp(logp); NaN: not known, and slots'
  * rates are learnt alone. deviations: of the belief, added; 0 for the mean, more to try what is little known.
  */
-double calibration_draft(const struct calibration *c, int32_t temperature, int32_t j, double logp,
+double calibration_draft(const struct calibration *c, int32_t bucket, int32_t j, double logp,
                          double deviations);
 /* h of slot j of a look-up that matched so many tokens. */
 double calibration_look(const struct calibration *c, int32_t match, int32_t j);
 
 /* Learn from a finished cycle, and let what was learnt before age by a cycle. A look-up's labels are the
  * drafter's too, and the other way, for the leading proposals that both chains share. */
-void calibration_seen(struct calibration *c, int32_t temperature, const struct plan_result *r);
+void calibration_seen(struct calibration *c, int32_t bucket, const struct plan_result *r);
 
 /* Read FILE over the prior. ERR_FORMAT naming the file, the key, what was expected and what is there;
  * ERR_IO. */

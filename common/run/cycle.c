@@ -22,6 +22,7 @@ void session_use_sampler(struct session *s, const struct kn_sampler *sampler)
 int session_cycles_begin(struct session *s, int32_t anchor, const struct kn_sampler *sampler, struct err *e)
 {
     session_use_sampler(s, sampler);
+    if (session_anchor_check(s, e)) return -1;
     if (!s->source && s->tried && session_settle(s, e)) return -1;
     if (session_turn(s, e) || session_catch_up(s, e)) return -1;
     s->accepted = 0;
@@ -216,8 +217,11 @@ static int launch_rows(struct session *s, struct session_started *b, struct err 
     if (session_records(s)) return 0;
     const struct kn_result *r = &s->results[at];
     rc = s->op->await(s->be, &r->number, s->started);
-    const struct session_rows kept = {
-        .pos = s->g->d_pos + r->pos, .features = s->g->features, .n = r->kept, .first_pos = r->pos};
+    const struct session_rows kept = {.ids = s->d_history + r->pos,
+                                      .pos = s->g->d_pos + r->pos,
+                                      .features = s->g->features,
+                                      .n = r->kept,
+                                      .first_pos = r->pos};
     if (rc) return model_failed(s->target, "cycle", rc, e);
     return plain ? 0 : session_run_context(s, &kept, e);
 }

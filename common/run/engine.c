@@ -15,10 +15,11 @@ static void *take(struct engine *g, uint64_t count, size_t size)
 
 static int new_work(struct engine *g, struct err *e)
 {
-    const struct desc *t = g->target->d, *d = g->source ? g->source->needs.tapped : NULL;
-    if (d) g->features = take(g, (uint64_t)g->rows * (uint64_t)d->n_features, sizeof *g->features);
+    const struct desc *t = g->target->d;
+    g->width = source_width(g->source, t);
+    if (g->width) g->features = take(g, (uint64_t)g->rows * (uint64_t)g->width, sizeof *g->features);
     g->logits = take(g, (uint64_t)SESSION_MAX_ROWS * (uint64_t)t->n_vocab, sizeof *g->logits);
-    if (!g->logits || (d && !g->features))
+    if (!g->logits || (g->width && !g->features))
         return model_no_memory(g->be, e, "activations of %d rows: lower --chunk", g->rows);
     return work_new(&g->work, g->target, g->source ? g->source->model : NULL, g->rows, &g->bytes, e);
 }
@@ -67,20 +68,20 @@ static int new_synthetic(struct engine *g, struct err *e)
     return rc ? model_failed(g->target, "upload", rc, e) : 0;
 }
 
-/* most: rows of a source's block; 0 without a source. */
-static int check_options(struct session_options *o, int32_t most, struct err *e)
+/* most, usual: rows of a source's block; 0 without a source. */
+static int check_options(struct session_options *o, int32_t most, int32_t usual, struct err *e)
 {
     if (!o->chunk) o->chunk = SESSION_CHUNK;
-    if (!o->block) o->block = most;
+    if (!o->block) o->block = usual;
     if (o->ctx < 1 || o->ctx > SESSION_MAX_CTX)
         return err_set(e, ERR_USAGE, "context out of range (expected 1 to %d positions, got %d)",
                        SESSION_MAX_CTX, o->ctx);
     if (o->chunk < 1 || o->chunk > 1 << 20)
         return err_set(e, ERR_USAGE, "chunk out of range (expected 1 to %d, got %d)", 1 << 20, o->chunk);
     if (most && (o->block < 2 || o->block > most))
-        return err_set(e, ERR_USAGE,
-                       "block out of range (expected 2 to the %d that the drafter was trained with, got %d)",
-                       most, o->block);
+        return err_set(e, ERR_USAGE, "block out of range (expected 2 to %s%d%s, got %d)",
+                       most == usual ? "the " : "", most,
+                       most == usual ? " that the drafter was trained with" : "", o->block);
     if (o->draft_window < 0)
         return err_set(e, ERR_USAGE, "draft window out of range (expected 0 or more, got %d)",
                        o->draft_window);
@@ -93,7 +94,7 @@ static int check_options(struct session_options *o, int32_t most, struct err *e)
 
 int session_options_check(struct session_options *o, const struct desc *drafter, struct err *e)
 {
-    return check_options(o, drafter ? drafter->block_size : 0, e);
+    return check_options(o, drafter ? drafter->block_most : 0, drafter ? desc_cycle_rows(drafter) : 0, e);
 }
 
 /* Can a source have what it wants? */
@@ -103,9 +104,9 @@ static int check_source(const struct model *target, const struct source *x, stru
     if (x->rows < 2 || x->rows > SESSION_MAX_ROWS || !x->op->propose == !x->op->look)
         return err_set(e, ERR_USAGE, "source %s: %d rows, or not one way to propose (expected 2 to %d)",
                        x->op->name, x->rows, SESSION_MAX_ROWS);
-    if (n->hidden || n->caches)
+    if (n->caches || (n->hidden && n->tapped))
         return err_set(e, ERR_USAGE, "source %s: wants the target's %s, which no pass leaves for it",
-                       x->op->name, n->hidden ? "last hidden state" : "caches");
+                       x->op->name, n->caches ? "caches" : "last hidden state beside its taps");
     return x->model ? desc_pair(target->d, x->model->d, e) : 0;
 }
 
@@ -131,13 +132,17 @@ int engine_open(struct engine **out, struct model *target, struct source *source
     if (!g) return err_set(e, ERR_IO, "out of memory (an engine)");
     *g = (struct engine){
         .target = target, .source = source, .be = target->be, .op = kn_op(target->be), .o = *o};
-    if (target->d->arch == DESC_DFLASH) {
+    if (desc_drafts(target->d)) {
         err_set(e, ERR_FORMAT, "the target is a drafter (expected another architecture, got %s)",
                 target->d->arch_name);
         goto fail;
     }
     if ((source && check_source(target, source, e)) || (o->look && check_look(source, o->look, e)) ||
-        check_options(&g->o, source ? source->rows : 0, e))
+        check_options(&g->o, source ? source->rows : 0,
+                      source && source->usual ? source->usual
+                      : source                ? source->rows
+                                              : 0,
+                      e))
         goto fail;
     /* No pass is longer than the context, however large the chunk. */
     const int32_t most = session_pass_rows(&g->o, g->op), ctx = g->o.ctx;

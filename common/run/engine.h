@@ -37,7 +37,8 @@ struct engine {
     int32_t *equal;           /* device [positions], of o.synthetic; NULL without it */
     struct work work;
     struct hidden hidden; /* fn NULL: not wanted */
-    float *features;      /* device [rows, n_features], of the last pass */
+    int64_t width;        /* values of a row that a pass leaves for the source; 0: none */
+    float *features;      /* device [rows, width], of the last pass */
     float *logits;        /* device [SESSION_MAX_ROWS, n_vocab], of the last pass (target's or source's) */
     struct session *on;   /* the stream whose features and logits these are; NULL: none's */
     struct session *idle; /* slots without a stream: a list by session.next */

@@ -173,7 +173,7 @@ static int watch_norm_linear(struct kn_backend *be, float *const *out, const str
                              int32_t n_w, const float *x, const float *norm, float eps, int32_t n)
 {
     struct imatrix_watch *k = watch_of(be);
-    const int rc = add_rows(k, w, n_w, x, true, norm, eps, n);
+    const int rc = add_rows(k, w, n_w, x, norm != NULL, norm, eps, n);
     return rc ? rc : k->inner->norm_linear(be, out, w, n_w, x, norm, eps, n);
 }
 
@@ -183,7 +183,7 @@ static int watch_norm_gated(struct kn_backend *be, float *out, const struct kn_w
 {
     struct imatrix_watch *k = watch_of(be);
     const struct kn_weight *w[] = {gate, up};
-    const int rc = add_rows(k, w, 2, x, true, norm, eps, n);
+    const int rc = add_rows(k, w, 2, x, norm != NULL, norm, eps, n);
     return rc ? rc : k->inner->norm_gated(be, out, gate, up, x, norm, eps, act, n);
 }
 

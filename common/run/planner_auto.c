@@ -65,7 +65,7 @@ int planner_auto_init(struct planner_auto *a, const struct planner_auto_options 
         a->calibration = *o->calibration;
     else
         calibration_init(&a->calibration);
-    a->temperature = calibration_temperature(o->temperature);
+    a->bucket = calibration_bucket(o->temperature, o->draft_greedy);
     if (o->n_counts) memcpy(a->counts, o->counts, (size_t)o->n_counts * sizeof *o->counts);
     a->n_counts = o->n_counts, a->block = o->drafter ? o->block : 1;
     a->fixed = o->fixed, a->drafter = o->drafter, a->look = o->look;
@@ -126,7 +126,7 @@ static void chances(const struct planner_auto *a, const struct plan_offer *o, do
     *n_draft = o->n_draft < a->block ? o->n_draft : a->block - 1;
     *n_look = o->n_look < CALIBRATION_SLOTS ? o->n_look : CALIBRATION_SLOTS;
     for (int32_t j = 0; j < *n_draft; j++)
-        draft[j] = calibration_draft(&a->calibration, a->temperature, j + 1, o->logp[j], OPTIMISM);
+        draft[j] = calibration_draft(&a->calibration, a->bucket, j + 1, o->logp[j], OPTIMISM);
     for (int32_t j = 0; j < *n_look; j++) look[j] = calibration_look(&a->calibration, o->match, j + 1);
     for (int32_t j = 0; j < o->agree && j < *n_draft && j < *n_look; j++)
         draft[j] = look[j] = draft[j] > look[j] ? draft[j] : look[j];
@@ -317,7 +317,7 @@ static void auto_seen(void *ctx, const struct plan_result *r)
     const bool probe = r->drafted && !a->drafting && a->asked, look = r->choice.look && r->choice.rows > 1;
     const double gain = r->drafted && !probe ? gain_of(a, &r->offer) : 0;
     a->pos = r->offer.pos;
-    calibration_seen(&a->calibration, a->temperature, r);
+    calibration_seen(&a->calibration, a->bucket, r);
     if (!a->fixed) correct_times(a, r);
     a->emitted += r->kept - FADE * a->emitted, a->elapsed += cost - FADE * a->elapsed;
     count(a, r, cost, plain_s, probe);

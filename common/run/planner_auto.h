@@ -38,6 +38,7 @@ struct planner_auto_options {
     bool fixed;                     /* times are not corrected by stamps, and stamps are not read at all */
     const struct calibration *calibration; /* copied; NULL: the prior */
     double temperature;                    /* of the sampler */
+    bool draft_greedy;                     /* the drafter's proposals are greedy, not coupled */
     const int32_t *counts; /* [n_counts] row counts of verifies that may be chosen, rising, 2 .. */
     int32_t n_counts;      /* at most PLAN_TIMES_ROWS; one row may always be */
     int32_t block;         /* rows of a drafter's block; counts above are for look-ups only */
@@ -61,7 +62,7 @@ struct planner_auto {
     struct planner_auto_stats stats;
 
     /* Private from here on. */
-    int32_t counts[PLAN_TIMES_ROWS], n_counts, block, temperature;
+    int32_t counts[PLAN_TIMES_ROWS], n_counts, block, bucket;
     bool fixed, drafter, look;
     double emitted, elapsed;   /* of the last cycles, fading */
     bool drafting;             /* else probes only */

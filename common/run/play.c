@@ -14,7 +14,10 @@ static struct session_rows rows_at(struct session *s, int32_t n)
 static int forward_rows(struct session *s, int32_t n, enum session_fate fate, struct err *e)
 {
     const struct session_rows r = rows_at(s, n);
-    return session_run_target(s, &r, fate, e) || session_run_head(s, s->target, 0, n, e) ? -1 : 0;
+    return session_run_target(s, &r, fate, e) || session_run_head(s, s->target, 0, n, e) ||
+                   session_leave_hidden(s, n, e)
+               ? -1
+               : 0;
 }
 
 static int stamp(struct session *s, int i, struct err *e)
@@ -88,8 +91,7 @@ static int commit_part(struct session *s, int what, int32_t rows, struct err *e)
     const bool plain = what == SESSION_PLAIN || what == SESSION_PLAIN_ADVANCES;
     if (!plain) return session_records(s) ? session_run_context(s, &r, e) : 0;
     if (!s->kept) return 0;
-    int rc = s->op->keep(s->be, s->kept, SESSION_MAX_ROWS, r.pos, r.features, rows,
-                         s->source->needs.tapped->n_features);
+    int rc = s->op->keep(s->be, s->kept, SESSION_MAX_ROWS, r.pos, r.features, rows, s->g->width);
     return rc ? model_failed(s->target, "keep", rc, e) : 0;
 }
 

@@ -22,9 +22,11 @@ static void *take(struct session *s, uint64_t count, size_t size)
     return p;
 }
 
-static int cache_failed(struct session *s, int layer, struct err *e)
+static int cache_failed(struct session *s, int layer, const struct kn_kv *kv, struct err *e)
 {
-    return model_no_memory(s->be, e, "cache of layer %d, %d positions: lower --ctx or -n", layer, s->o.ctx);
+    const double bytes = (double)kn_kv_bytes(kv, kv->type.k) + (double)kn_kv_bytes(kv, kv->type.v);
+    return model_no_memory(s->be, e, "cache of layer %d, %.2f GiB for %d positions: lower --ctx or -n", layer,
+                           bytes / (1024.0 * 1024 * 1024), s->o.ctx);
 }
 
 /* A ring a layer with attention, and the scratch that attention over it wants. A full layer keeps every
@@ -53,7 +55,7 @@ int session_new_caches(struct session *s, const struct model *m, int32_t pass_ro
                            i, kv[i].type.k, kv[i].type.v);
         kv[i].k = take(s, kn_kv_bytes(&kv[i], kv[i].type.k), 1);
         kv[i].v = take(s, kn_kv_bytes(&kv[i], kv[i].type.v), 1);
-        if (!kv[i].k || !kv[i].v) return cache_failed(s, i, e);
+        if (!kv[i].k || !kv[i].v) return cache_failed(s, i, &kv[i], e);
         int rc = s->op->reserve_kv(s->be, pass_rows, y->n_head, &kv[i], y->window);
         if (rc) return model_failed(m, "reserve", rc, e);
     }
@@ -82,7 +84,7 @@ static int new_deltas(struct session *s, int32_t pass_rows, struct err *e)
         y->s = take(s, n_v * (uint64_t)d->d_v * (uint64_t)d->d_k, sizeof *y->s);
         y->conv = take(s, (uint64_t)(d->n_conv - 1) * width, sizeof *y->conv);
         y->log = take(s, KN_DELTA_LOG * (width + 2 * n_v), sizeof *y->log);
-        if (!y->s || !y->conv || !y->log) return cache_failed(s, i, e);
+        if (!y->s || !y->conv || !y->log) return model_no_memory(s->be, e, "recurrent state of layer %d", i);
     }
     return 0;
 }
@@ -90,19 +92,17 @@ static int new_deltas(struct session *s, int32_t pass_rows, struct err *e)
 static int new_lists(struct session *s, struct err *e)
 {
     const int32_t n = s->g->positions;
-    const struct desc *tapped = s->source ? s->source->needs.tapped : NULL;
+    const int64_t width = s->source && s->source->op->context ? s->g->width : 0;
     float unknown[SESSION_MAX_ROWS];
     s->history = mem_calloc((size_t)n, sizeof *s->history);
     s->d_history = take(s, (uint64_t)n, sizeof *s->d_history);
     s->d = take(s, 1, sizeof *s->d);
     s->last = take(s, (uint64_t)s->target->d->n_vocab, sizeof *s->last);
     s->results = s->op->alloc_shared(s->be, SESSION_RESULTS * sizeof *s->results);
-    if (tapped && s->source->op->context)
-        s->kept = take(s, (uint64_t)SESSION_MAX_ROWS * (uint64_t)tapped->n_features, sizeof *s->kept);
+    if (width) s->kept = take(s, (uint64_t)SESSION_MAX_ROWS * (uint64_t)width, sizeof *s->kept);
     s->offers = s->op->alloc_shared(s->be, SESSION_RESULTS * sizeof *s->offers);
     if (!s->history) return err_set(e, ERR_IO, "out of memory (%d positions: lower --ctx or -n)", s->o.ctx);
-    if (!s->d_history || !s->d || !s->last || !s->results || !s->offers ||
-        (tapped && s->source->op->context && !s->kept))
+    if (!s->d_history || !s->d || !s->last || !s->results || !s->offers || (width && !s->kept))
         return model_no_memory(s->be, e, "%d positions: lower --ctx or -n", s->o.ctx);
     for (int32_t i = 0; i < SESSION_MAX_ROWS; i++) unknown[i] = NAN;
     int rc = s->op->upload(s->be, s->d->logp, unknown, sizeof unknown);
@@ -172,6 +172,11 @@ int session_open(struct session **out, struct engine *g, struct err *e)
     return 0;
 }
 
+struct source source_drafter(struct model *drafter)
+{
+    return drafter->d->arch == DESC_QWEN35_MTP ? source_mtp(drafter) : source_dflash(drafter);
+}
+
 int session_new(struct session **out, struct model *target, struct model *drafter,
                 const struct session_options *o, struct err *e)
 {
@@ -179,7 +184,7 @@ int session_new(struct session **out, struct model *target, struct model *drafte
     struct engine *g;
     *out = NULL;
     if (drafter && !(x = mem_calloc(1, sizeof *x))) return err_set(e, ERR_IO, "out of memory (a session)");
-    if (x) *x = source_dflash(drafter);
+    if (x) *x = source_drafter(drafter);
     if (engine_open(&g, target, x, o, e)) {
         mem_free(x);
         return -1;
@@ -293,6 +298,7 @@ int session_set_pending(struct session *s, int32_t n, struct err *e)
 
 int session_run_target(struct session *s, const struct session_rows *r, enum session_fate fate, struct err *e)
 {
+    const struct desc *tapped = s->source ? s->source->needs.tapped : NULL;
     const struct pass p = {.w = &s->g->work,
                            .kv = s->kv,
                            .delta = s->delta,
@@ -303,8 +309,8 @@ int session_run_target(struct session *s, const struct session_rows *r, enum ses
                            .first_pos = r->first_pos,
                            .ids = r->ids,
                            .pos = r->pos,
-                           .features = s->g->features,
-                           .tapped = s->source ? s->source->needs.tapped : NULL,
+                           .features = tapped ? s->g->features : NULL,
+                           .tapped = tapped,
                            .check = s->o.check_layers,
                            .fault = s->trying ? &s->fault : NULL,
                            .hidden = fate == SESSION_PROMPT && s->g->hidden.fn ? &s->g->hidden : NULL};
@@ -317,6 +323,15 @@ int session_settle(struct session *s, struct err *e)
     if (!s->pending) return 0;
     int rc = qwen35_replay(s->target, &p);
     return rc ? model_failed(s->target, "replay", rc, e) : session_set_pending(s, 0, e);
+}
+
+int session_leave_hidden(struct session *s, int32_t n, struct err *e)
+{
+    const struct model *t = s->target;
+    if (!s->source || !s->source->needs.hidden) return 0;
+    int rc =
+        s->op->rms_norm(s->be, s->g->features, s->g->work.x, t->output_norm, n, t->d->n_embd, t->d->rms_eps);
+    return rc ? model_failed(t, "hidden states", rc, e) : 0;
 }
 
 int session_run_context(struct session *s, const struct session_rows *r, struct err *e)
@@ -354,8 +369,7 @@ int session_make_context(struct session *s, int32_t end, struct err *e)
     const int32_t n = s->waiting, pos = end - n;
     struct session_rows r = history_rows(s, pos, n);
     if (!n) return 0;
-    if (s->kept)
-        r.features = s->kept + (int64_t)(pos % SESSION_MAX_ROWS) * s->source->needs.tapped->n_features;
+    if (s->kept) r.features = s->kept + pos % SESSION_MAX_ROWS * s->g->width;
     s->waiting = 0;
     kn_bound(s->be, end);
     const int rc = session_run_context(s, &r, e);
@@ -447,7 +461,7 @@ int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_ro
         if (session_run_target(s, &r, SESSION_PROMPT, e) || session_set_pending(s, 0, e)) goto out;
         if (rows && hand_out_rows(s, pos, some, host, rows, ctx, e)) goto out;
         if (pos + some == end && run_head(s, s->target, some - 1, 1, pos + some - 1, e)) goto out;
-        if (session_run_context(s, &r, e)) goto out;
+        if (session_leave_hidden(s, some, e) || session_run_context(s, &r, e)) goto out;
         s->n_past += some;
         done += some;
         if (s->o.progress) s->o.progress(s->o.progress_ctx, done, n);
@@ -536,6 +550,13 @@ int session_settle_anchor(struct session *s, struct err *e)
     return session_forward(s, &id, 1, e) || session_commit(s, 1, e) ? -1 : 0;
 }
 
+int session_anchor_check(const struct session *s, struct err *e)
+{
+    if (!s->source || !s->source->needs.hidden || s->n_past > 0) return 0;
+    return err_set(e, ERR_USAGE, "source %s: a draft needs a token before the anchor, and there is none",
+                   s->source->op->name);
+}
+
 int session_draft(struct session *s, int32_t anchor, int32_t *proposals, bool *usable, bool all_rows,
                   struct err *e)
 {
@@ -543,11 +564,13 @@ int session_draft(struct session *s, int32_t anchor, int32_t *proposals, bool *u
     int32_t n = s->o.block;
     if (!s->source || !s->source->op->propose)
         return err_set(e, ERR_USAGE, "there is no drafter in this session (expected one to draft)");
+    const int32_t first = s->source->model ? s->source->model->d->first_row : 1, skip = all_rows ? 0 : first;
     session_use_sampler(s, &greedy);
+    if (session_anchor_check(s, e)) return -1;
     if (session_turn(s, e) || session_place(s, &anchor, 1, e)) return -1;
     if (all_rows ? s->source->op->propose(s, true, e) : session_play(s, SESSION_DRAFT, n, e)) return -1;
-    s->logits_pos = s->n_past + !all_rows;
-    s->logits_rows = n - !all_rows;
+    s->logits_pos = s->n_past + skip;
+    s->logits_rows = n - 1 + first - skip;
     int rc = s->op->download(s->be, proposals, s->d->ids + 1, (size_t)(n - 1) * sizeof *proposals);
     if (rc) return model_failed(s->target, "proposals", rc, e);
     *usable = true;

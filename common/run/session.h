@@ -116,9 +116,9 @@ struct session {
     struct cursor *d;   /* device */
     struct kn_kv *kv;   /* [target n_layer]; all zero for recurrent layers */
     struct kn_delta_state *delta; /* [target n_layer], of recurrent layers; NULL where there are none */
-    float *kept;     /* device [SESSION_MAX_ROWS, n_features]: of rows whose context is not made yet, at their
-                        position modulo the rows; NULL where the source needs no features */
-    int32_t waiting; /* such rows: the last so many before the next cycle's, those that run among them */
+    float *kept; /* device [SESSION_MAX_ROWS, engine.width]: of rows whose context is not made yet, at their
+                    position modulo the rows; NULL where the source needs no features */
+    int32_t waiting;     /* such rows: the last so many before the next cycle's, those that run among them */
     int32_t logits_pos;  /* position of the input token of logits row 0 */
     int32_t logits_rows; /* of the engine's, or where another stream has its turn 1, in last; 0: none */
     float *last;         /* device [n_vocab] */
@@ -195,8 +195,8 @@ int session_commit(struct session *s, int32_t n, struct err *e);
 /* Draft a block after anchor, the token at n_past: block - 1 proposals (host) for positions n_past + 1 ...,
  * the likeliest tokens (those of cycles may be others: options.draft_greedy).
  * *usable false where the drafter's logits hold a NaN or no finite maximum. Commits nothing; overwrites
- * logits. all_rows: compute row 0 too, so that logits holds [block, n_vocab] (else rows 1 .. block-1 are at
- * logits). ERR_USAGE: there is no source that proposes by operations. */
+ * logits. all_rows: compute row 0 too where it proposes nothing, so that logits holds [rows of the block,
+ * n_vocab] (else those that propose). ERR_USAGE: there is no source that proposes by operations. */
 int session_draft(struct session *s, int32_t anchor, int32_t *proposals, bool *usable, bool all_rows,
                   struct err *e);
 

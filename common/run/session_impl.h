@@ -28,6 +28,11 @@ int session_run_target(struct session *s, const struct session_rows *r, enum ses
 int session_settle(struct session *s, struct err *e);
 /* How many rows of the last pass, a tried one, the delta nets replay before the next one. */
 int session_set_pending(struct session *s, int32_t n, struct err *e);
+/* Behind the head of a pass of n rows: what a source that needs hidden states reads, into the engine's
+ * features. */
+int session_leave_hidden(struct session *s, int32_t n, struct err *e);
+/* ERR_USAGE: a source that reads the hidden state before the anchor, and there is none. */
+int session_anchor_check(const struct session *s, struct err *e);
 /* The features of the last target pass become the source's context (source.h). */
 int session_run_context(struct session *s, const struct session_rows *r, struct err *e);
 /* The rows that wait for their context get it, in one pass: all of them, the next cycle standing at end. */

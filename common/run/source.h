@@ -24,7 +24,7 @@ struct state;
 /* Rows of a pass on the device. */
 struct session_rows {
     const int32_t *ids, *pos; /* [n] */
-    const float *features;    /* [n, n_features], as a source needs them; NULL where it needs none */
+    const float *features;    /* [n, source_width], as a source needs them; NULL where it needs none */
     int32_t n;
     int32_t first_pos; /* of row 0, for messages */
 };
@@ -58,13 +58,17 @@ struct source_ops {
     void (*reset)(struct session *s);
     /* The keys and values among the context, n of them, all zero where a layer has none. NULL: none. */
     const struct kn_kv *(*caches)(const struct session *s, int32_t *n);
+    /* What it keeps on the device of position pos, the stream's last, beside caches: *n bytes. Its caches
+     * then end a position earlier. NULL: nothing. */
+    void *(*last)(const struct session *s, int32_t pos, size_t *n);
     /* The rows' features become context. They come in the order of positions, up to SESSION_MAX_ROWS of
      * rows that were run one by one at once. Operations alone: nothing waits, nothing moves to or from the
      * host. All rows of a verify come here where it is recorded, those that are rejected too (cycle.h). */
     int (*context)(struct session *s, const struct session_rows *r, struct err *e);
     /* Proposals for the places behind the anchor, source.rows - 1, into the cursor's ids from 1 on; one that
      * is none is KN_PICK_NAN. Their log-probabilities into the cursor's logp. Operations alone. all_rows:
-     * leave logits of row 0 too, so that they are [rows, n_vocab]. NULL: look is there. */
+     * leave logits of row 0 too where it proposes nothing, so that they are those of all rows of the block.
+     * NULL: look is there. */
     int (*propose)(struct session *s, bool all_rows, struct err *e);
     /* The same on the host: fills in ids, found and match. */
     int (*look)(struct session *s, struct source_look *l, struct err *e);
@@ -78,12 +82,25 @@ struct source {
     const struct source_ops *op;
     struct model *model; /* borrowed; NULL: it has none */
     int32_t rows;        /* a block: the anchor and as many proposals as it can make, 2 .. SESSION_MAX_ROWS */
+    int32_t usual;       /* rows of a block unless somebody says other; 0: all of them */
     int32_t mask;        /* the id in the places of a block that are to be filled; 0 where none is read */
     struct source_needs needs;
 };
 
+/* Values that a pass of the target leaves of a row, for x (may be NULL); 0: none. */
+static inline int64_t source_width(const struct source *x, const struct desc *target)
+{
+    return !x ? 0 : x->needs.tapped ? x->needs.tapped->n_features : x->needs.hidden ? target->n_embd : 0;
+}
+
+/* A drafter, of whatever kind it is. */
+struct source source_drafter(struct model *drafter);
 /* source_dflash.c: a DFlash drafter. */
 struct source source_dflash(struct model *drafter);
+/* What picks a drafter's proposals: the stream's sampler, or none. */
+struct kn_sampler source_sampler(const struct session *s);
+/* source_mtp.c: the block of the target's file that predicts further tokens. */
+struct source source_mtp(struct model *block);
 
 /* source_lookup.c: look-ups in the stream and in a text (lookup.h), for session_options.look. */
 struct source_lookup {

@@ -1,4 +1,5 @@
-/* source_dflash.c - a DFlash drafter as a source: the two passes of dflash.c over a stream's caches.
+/* source_dflash.c - a DFlash drafter, or a relative (draft.h), as a source: the two passes of dflash.c over a
+ * stream's caches.
  *
  * Its context is keys and values, one ring a layer, made of the taps of the rows that stay. A block is the
  * anchor and masks; its proposals are the likeliest tokens, or coupled: picked by the stream's sampler with
@@ -8,6 +9,7 @@
 #include "state_impl.h"
 
 #include "../base/mem.h"
+#include "../model/draft.h"
 
 /* Of one stream. */
 struct context {
@@ -61,7 +63,7 @@ static int context(struct session *s, const struct session_rows *r, struct err *
 
 /* Without the penalties: they look at the tokens before a place, and those of all places but the first are
  * only being proposed. */
-static struct kn_sampler sampler_of(const struct session *s)
+struct kn_sampler source_sampler(const struct session *s)
 {
     struct kn_sampler k = s->sampler;
     if (s->o.draft_greedy || k.temp == 0)
@@ -71,38 +73,39 @@ static struct kn_sampler sampler_of(const struct session *s)
     return k;
 }
 
-/* The proposal of slot i is held against what row i - 1 of the verify picks, and is picked as if by that row.
- */
+/* The proposal of slot i is held against what row i of the verify picks, and is picked as if by that row. */
 static int propose(struct session *s, bool all_rows, struct err *e)
 {
-    const int32_t skip = all_rows ? 0 : 1, n = s->o.block, n_vocab = s->target->d->n_vocab;
     const struct model *m = s->source->model;
+    const int32_t first = m->d->first_row, skip = all_rows ? 0 : first, n_vocab = s->target->d->n_vocab;
     struct work w = draft_work(s);
-    const struct pass p = {.w = &w,
-                           .kv = caches_of(s),
-                           .n = n,
-                           .first_pos = s->n_past,
-                           .ids = s->d->block,
-                           .pos = s->d->pos,
-                           .visible_from = s->o.draft_window ? &s->d->first : NULL};
-    const struct kn_pick pick = {.logits = s->g->logits + (all_rows ? n_vocab : 0),
-                                 .pos = s->d->pos,
-                                 .history = s->d_history,
-                                 .n = n - 1,
-                                 .n_vocab = n_vocab,
-                                 .sampler = sampler_of(s),
-                                 .out = s->d->ids + 1,
-                                 .logp = s->d->logp};
-    if (dflash_block(m, s->target, &p, e) || session_run_head(s, m, skip, n - skip, e)) return -1;
-    const int rc = s->op->pick(s->be, &pick);
-    return rc ? model_failed(m, "pick", rc, e) : 0;
+    const struct draft t = {.pass = {.w = &w,
+                                     .kv = caches_of(s),
+                                     .n = desc_block_rows(m->d, s->o.block),
+                                     .first_pos = s->n_past,
+                                     .ids = s->d->block,
+                                     .pos = s->d->pos,
+                                     .visible_from = s->o.draft_window ? &s->d->first : NULL},
+                            .target = s->target,
+                            .first = first,
+                            .skip = skip,
+                            .logits = s->g->logits,
+                            .pick = {.logits = s->g->logits + (int64_t)(first - skip) * n_vocab,
+                                     .pos = s->d->pos,
+                                     .history = s->d_history,
+                                     .n = s->o.block - 1,
+                                     .n_vocab = n_vocab,
+                                     .sampler = source_sampler(s),
+                                     .out = s->d->ids + 1,
+                                     .logp = s->d->logp}};
+    return draft_propose(m, &t, e);
 }
 
 static int save(struct session *s, struct snap_writer *w, struct err *e)
 {
     const struct desc *d = s->source->model->d;
     for (int i = 0; i < d->n_layer; i++)
-        if (state_save_layer(s, &caches_of(s)[i], &d->layer[i], "DKV ", w, e)) return -1;
+        if (state_save_layer(s, &caches_of(s)[i], &d->layer[i], s->n_past, "DKV ", w, e)) return -1;
     return 0;
 }
 
@@ -110,7 +113,8 @@ static int load(struct session *s, struct state *st, struct err *e)
 {
     const struct desc *d = s->source->model->d;
     for (int i = 0; i < d->n_layer; i++)
-        if (state_load_layer(st, s, &caches_of(s)[i], &d->layer[i], "DKV ", e)) return -1;
+        if (state_load_layer(st, s, &caches_of(s)[i], &d->layer[i], (int32_t)st->m.n_tokens, "DKV ", e))
+            return -1;
     return 0;
 }
 
@@ -127,7 +131,7 @@ struct source source_dflash(struct model *drafter)
 {
     return (struct source){.op = &dflash,
                            .model = drafter,
-                           .rows = drafter->d->block_size,
+                           .rows = desc_cycle_rows(drafter->d),
                            .mask = drafter->d->mask_id,
                            .needs = {.tapped = drafter->d}};
 }

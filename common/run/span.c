@@ -1,4 +1,5 @@
-/* span.c - see span.h. In a span, cache after cache, keys of all positions and then values; in a point, layer
+/* span.c - see span.h. In a span, cache after cache, keys of all positions and then values, and then the
+ * source's last position; in a point, layer
  * after layer, the state and then the convolution's inputs. */
 #include "span.h"
 
@@ -10,15 +11,24 @@ struct caches {
     const struct kn_kv *kv[2];
     const struct desc *d[2];
     int32_t n[2];
+    int32_t late[2]; /* positions by which they end earlier than the stream */
 };
 
 static struct caches caches_of(const struct session *s)
 {
-    struct caches c = {{s->kv}, {s->target->d}, {s->target->d->n_layer}};
+    struct caches c = {.kv = {s->kv}, .d = {s->target->d}, .n = {s->target->d->n_layer}};
     if (!s->source || !s->source->op->caches) return c;
     c.kv[1] = s->source->op->caches(s, &c.n[1]);
     c.d[1] = s->source->model ? s->source->model->d : NULL;
+    c.late[1] = s->source->op->last != NULL;
     return c;
+}
+
+/* What the source keeps of position pos. */
+static void *last_of(const struct session *s, int32_t pos, size_t *n)
+{
+    *n = 0;
+    return s->source && s->source->op->last ? s->source->op->last(s, pos, n) : NULL;
 }
 
 bool span_possible(const struct session *s)
@@ -29,7 +39,9 @@ bool span_possible(const struct session *s)
 uint64_t span_bytes(const struct session *s, int32_t n)
 {
     const struct caches c = caches_of(s);
-    uint64_t bytes = 0;
+    size_t last;
+    last_of(s, 0, &last);
+    uint64_t bytes = last;
     for (int w = 0; w < 2; w++)
         for (int32_t i = 0; i < c.n[w]; i++) {
             const struct kn_kv *kv = &c.kv[w][i];
@@ -60,6 +72,16 @@ static int move(struct session *s, const struct kn_kv *kv, const struct part *p,
     return 0;
 }
 
+/* What the source keeps of the position before at, which is wanted where the stream will stand there. */
+static int move_last(struct session *s, int32_t at, int32_t end, uint8_t *host, bool put, struct err *e)
+{
+    size_t n;
+    void *device = last_of(s, at - 1, &n);
+    if (!n || (put && at != end)) return 0;
+    int rc = put ? s->op->upload(s->be, device, host, n) : s->op->download(s->be, host, device, n);
+    return rc ? model_failed(s->target, put ? "upload" : "download", rc, e) : 0;
+}
+
 /* end: where the stream will stand; positions that no row from there on can see are left out of a ring, whose
  * places they may share with others. */
 static int move_all(struct session *s, int32_t first, int32_t n, int32_t end, uint8_t *host, bool put,
@@ -72,7 +94,8 @@ static int move_all(struct session *s, int32_t first, int32_t n, int32_t end, ui
             const int32_t window = c.d[w] ? c.d[w]->layer[i].window : 0;
             const size_t row_k = kv->k ? kn_kv_row_bytes(kv, kv->type.k) : 0,
                          row_v = kv->k ? kn_kv_row_bytes(kv, kv->type.v) : 0;
-            struct part p = {kv->k, host, row_k, first, first, first + n};
+            const int32_t from = first - c.late[w];
+            struct part p = {kv->k, host, row_k, from, from < 0 ? 0 : from, from + n};
             if (!kv->k) continue;
             if (put && window && end - window > p.from) p.from = end - window;
             if (move(s, kv, &p, put, e)) return -1;
@@ -80,7 +103,7 @@ static int move_all(struct session *s, int32_t first, int32_t n, int32_t end, ui
             if (move(s, kv, &p, put, e)) return -1;
             host += (size_t)n * (row_k + row_v);
         }
-    return 0;
+    return move_last(s, first + n, end, host, put, e);
 }
 
 int span_take(struct session *s, int32_t first, int32_t n, uint8_t *out, struct err *e)

@@ -2,7 +2,8 @@
  * in (prefix.h).
  *
  * A span holds keys and values of positions first .. first + n - 1 of every cache, the target's and those
- * among the source's context; a *point* holds recurrent state behind position n_past - 1. Together, all spans
+ * among the source's context (a position earlier where the source's end earlier), and what the source keeps
+ * of the last position alone; a *point* holds recurrent state behind position n_past - 1. Together, all spans
  * up to a point and the point bring a new stream to where the old one stood, but for the logits of its last
  * token. The bytes are those of this engine: they know the cache types, and no ring size. */
 #ifndef DFLASH_SPAN_H

@@ -69,7 +69,7 @@ static int write_draft_rows(struct session *s, const struct spec_options *o, str
     int32_t n_vocab = s->target->d->n_vocab;
     float *row = mem_alloc((size_t)n_vocab * sizeof *row);
     int rc = row ? 0 : err_set(e, ERR_IO, "out of memory (a row of logits)");
-    for (int32_t i = 0; i < s->o.block && rc == 0; i++) {
+    for (int32_t i = 0; i < s->logits_rows && rc == 0; i++) {
         rc = session_logits(s, i, row, e);
         if (rc == 0) rc = o->draft_row(o->ctx, row, n_vocab, e);
     }

@@ -1,5 +1,6 @@
 /* state.c - see state.h. Sections, in this order: META, TOKN, LOGT, one a target layer (KV of attention, SSM
- * of a delta net), one DKV a drafter layer. */
+ * of a delta net), one DKV a drafter layer, and DHID where the drafter reads the target's last hidden state.
+ */
 #include "state.h"
 
 #include <fcntl.h>
@@ -58,6 +59,7 @@ static void meta_of(const struct desc *t, const struct desc *d, const struct ses
     if (!mixed && m->kv_type == KN_TYPE_NONE) m->kv_type = o->kv.k; /* no layer has any */
     if (!d) return;
     m->n_draft_layer = (uint32_t)d->n_layer;
+    m->parts = d->arch == DESC_QWEN35_MTP ? STATE_HIDDEN : 0;
     m->n_taps = (uint32_t)d->n_taps;
     memcpy(m->drafter_id, d->identity, 16);
     snprintf(m->drafter, STATE_NAME, "%s", d->name);
@@ -122,21 +124,21 @@ static int32_t slice_length(const struct kn_kv *kv, int32_t pos, int32_t most)
     return kn_kv_run(kv, pos, most < SLICE ? most : SLICE);
 }
 
-int state_save_layer(struct session *s, const struct kn_kv *kv, const struct desc_layer *y, const char *tag,
-                     struct snap_writer *w, struct err *e)
+int state_save_layer(struct session *s, const struct kn_kv *kv, const struct desc_layer *y, int32_t end,
+                     const char *tag, struct snap_writer *w, struct err *e)
 {
     int32_t first, n, rc = -1;
     uint8_t header[LAYER_HEADER];
     struct slice x;
     if (slice_new(&x, kv, e)) return -1;
     const size_t row = x.row_k + x.row_v;
-    live(y, s->n_past, &first, &n);
+    live(y, end, &first, &n);
     const uint32_t h[4] = {(uint32_t)first, (uint32_t)n, (uint32_t)kv->n_head_kv, (uint32_t)kv->head_dim};
     for (int i = 0; i < 4; i++) state_put_u32(header + 4 * i, h[i]);
     if (snap_section(w, tag, LAYER_HEADER + row * (uint64_t)n, e) || snap_write(w, header, sizeof header, e))
         goto out;
-    for (int32_t pos = first, some; pos < s->n_past; pos += some) {
-        some = slice_length(kv, pos, s->n_past - pos);
+    for (int32_t pos = first, some; pos < end; pos += some) {
+        some = slice_length(kv, pos, end - pos);
         int bad = slice_take(&x, s, kv, pos, some);
         if (bad) {
             model_failed(s->target, "download", bad, e);
@@ -151,14 +153,14 @@ out:
 }
 
 int state_load_layer(struct state *st, struct session *s, const struct kn_kv *kv, const struct desc_layer *y,
-                     const char *tag, struct err *e)
+                     int32_t end, const char *tag, struct err *e)
 {
-    int32_t first, n, n_past = (int32_t)st->m.n_tokens, rc = -1;
+    int32_t first, n, rc = -1;
     uint8_t header[LAYER_HEADER];
     struct slice x;
     if (slice_new(&x, kv, e)) return -1;
     const size_t row = x.row_k + x.row_v;
-    live(y, n_past, &first, &n);
+    live(y, end, &first, &n);
     const uint32_t want[4] = {(uint32_t)first, (uint32_t)n, (uint32_t)kv->n_head_kv, (uint32_t)kv->head_dim};
     if (state_section(st, tag, LAYER_HEADER + row * (uint64_t)n, e) ||
         snap_read(&st->r, header, sizeof header, e))
@@ -171,8 +173,8 @@ int state_load_layer(struct state *st, struct session *s, const struct kn_kv *kv
                     st->name, tag, i, want[i], state_get_u32(header + 4 * i));
             goto out;
         }
-    for (int32_t pos = first, some; pos < n_past; pos += some) {
-        some = slice_length(kv, pos, n_past - pos);
+    for (int32_t pos = first, some; pos < end; pos += some) {
+        some = slice_length(kv, pos, end - pos);
         if (snap_read(&st->r, x.both, (size_t)some * row, e)) goto out;
         int bad = slice_put(&x, s, kv, pos, some);
         if (bad) {
@@ -247,7 +249,7 @@ int state_save(struct session *s, struct io_out *o, struct err *e)
     for (int i = 0; i < s->target->d->n_layer; i++)
         if (s->target->d->layer[i].recurrent
                 ? save_delta(s, i, &w, e)
-                : state_save_layer(s, &s->kv[i], &s->target->d->layer[i], "KV  ", &w, e))
+                : state_save_layer(s, &s->kv[i], &s->target->d->layer[i], s->n_past, "KV  ", &w, e))
             return -1;
     if (s->source && s->source->op->save && s->source->op->save(s, &w, e)) return -1;
     return snap_end(&w, e);
@@ -261,33 +263,37 @@ static void id_text(const char *name, const uint8_t *id, char out[STATE_NAME + 3
              *name ? "', " : "", id[0], id[1], id[2], id[3]);
 }
 
-static void taps_text(const uint32_t *taps, uint32_t n, char *out, size_t size)
+/* What a drafter's context is made of. */
+static void context_text(const struct state_meta *m, char *out, size_t size)
 {
     size_t used = 0;
-    out[0] = 0;
-    for (uint32_t i = 0; i < n && used < size; i++)
-        used += (size_t)snprintf(out + used, size - used, "%s%" PRIu32, i ? " " : "", taps[i]);
+    if (m->parts & STATE_HIDDEN) {
+        snprintf(out, size, "the last hidden state");
+        return;
+    }
+    used = (size_t)snprintf(out, size, "taps");
+    for (uint32_t i = 0; i < m->n_taps && used < size; i++)
+        used += (size_t)snprintf(out + used, size - used, " %" PRIu32, m->taps[i]);
 }
 
 static int check_drafter(const struct state *st, const struct state_meta *own, struct err *e)
 {
-    char want[STATE_NAME + 32], got[STATE_NAME + 32], want_taps[256], got_taps[256];
+    char want[STATE_NAME + 32], got[STATE_NAME + 32], want_of[256], got_of[256];
     if (!own->n_draft_layer) return 0;
     if (!memcmp(st->m.drafter_id, own->drafter_id, 16) && st->m.n_taps == own->n_taps &&
-        !memcmp(st->m.taps, own->taps, own->n_taps * sizeof own->taps[0]))
+        st->m.parts == own->parts && !memcmp(st->m.taps, own->taps, own->n_taps * sizeof own->taps[0]))
         return 0;
     id_text(own->drafter, own->drafter_id, want);
-    taps_text(own->taps, own->n_taps, want_taps, sizeof want_taps);
+    context_text(own, want_of, sizeof want_of);
     id_text(st->m.drafter, st->m.drafter_id, got);
-    taps_text(st->m.taps, st->m.n_taps, got_taps, sizeof got_taps);
+    context_text(&st->m, got_of, sizeof got_of);
     if (!st->m.n_draft_layer)
-        err_set(e, ERR_FORMAT,
-                "%s: holds no context for a drafter, and %s needs it (expected taps %s, got none)", st->name,
-                want, want_taps);
+        err_set(e, ERR_FORMAT, "%s: holds no context for a drafter, and %s needs it (expected %s, got none)",
+                st->name, want, want_of);
     else
         err_set(e, ERR_FORMAT,
-                "%s: holds the context of another drafter (expected %s with taps %s, got %s with taps %s)",
-                st->name, want, want_taps, got, got_taps);
+                "%s: holds the context of another drafter (expected %s with %s, got %s with %s)", st->name,
+                want, want_of, got, got_of);
     return err_hint(e, "make the state with this drafter: dflash-prefill -m TARGET -d DRAFTER");
 }
 
@@ -387,6 +393,8 @@ static int load_source(struct state *st, struct session *s, struct err *e)
     if (s->source && s->source->op->load && s->source->op->load(s, st, e)) return -1;
     for (uint32_t i = 0; i < st->m.n_draft_layer && !drafter_of(s); i++)
         if (state_section(st, "DKV ", 0, e) || snap_skip(&st->r, e)) return -1;
+    if (st->m.parts & STATE_HIDDEN && !drafter_of(s))
+        return state_section(st, "DHID", 0, e) || snap_skip(&st->r, e) ? -1 : 0;
     return 0;
 }
 
@@ -399,9 +407,9 @@ int state_restore(struct state *st, struct session *s, struct err *e)
         load_history(st, s, e) || load_logits(st, s, e))
         return -1;
     for (int i = 0; i < s->target->d->n_layer; i++)
-        if (s->target->d->layer[i].recurrent
-                ? load_delta(st, s, i, e)
-                : state_load_layer(st, s, &s->kv[i], &s->target->d->layer[i], "KV  ", e))
+        if (s->target->d->layer[i].recurrent ? load_delta(st, s, i, e)
+                                             : state_load_layer(st, s, &s->kv[i], &s->target->d->layer[i],
+                                                                (int32_t)st->m.n_tokens, "KV  ", e))
             return -1;
     if (load_source(st, s, e)) return -1;
     int rc = snap_next(&st->r, e);

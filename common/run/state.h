@@ -21,6 +21,7 @@ struct state_info {
     int32_t chunk;
     int32_t n_vocab, n_layer, n_draft_layer;
     bool has_drafter;
+    bool has_hidden; /* the drafter is an MTP block: the target's last hidden state is there */
     /* The state's, until it is closed: */
     const struct kn_kv_types *kv, *draft_kv; /* of the layers' caches; KN_TYPE_NONE: a layer without any */
     const char *target, *drafter;            /* general.name of their files, "" where that has none */

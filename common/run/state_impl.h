@@ -10,9 +10,10 @@ enum { STATE_NAME = 128 }; /* bytes of a model's name */
 
 /* META in memory; on paper: little-endian u32 in this order, then the identities, the names, the taps, and,
  * where kv_type is STATE_MIXED, the types of every layer. */
+#define STATE_HIDDEN 1u /* of parts: the target's last hidden state stands behind the drafter's layers */
 #define STATE_MIXED KN_TYPE_NONE /* caches are not all of one type */
 struct state_meta {
-    uint32_t n_tokens, chunk, kv_type, n_vocab, n_layer, n_draft_layer, n_taps;
+    uint32_t n_tokens, chunk, kv_type, n_vocab, n_layer, n_draft_layer, n_taps, parts;
     uint8_t target_id[16], drafter_id[16];
     char target[STATE_NAME], drafter[STATE_NAME];
     uint32_t taps[DESC_MAX_TAPS];
@@ -35,10 +36,10 @@ size_t state_meta_pack(const struct state_meta *m, uint8_t *p);
 /* The next section, which must be this one; size 0: of any size. */
 int state_section(struct state *st, const char *tag, uint64_t size, struct err *e);
 
-/* Keys and values of one layer as a section: the positions that later rows can still see. */
-int state_save_layer(struct session *s, const struct kn_kv *kv, const struct desc_layer *y, const char *tag,
-                     struct snap_writer *w, struct err *e);
+/* Keys and values of one layer as a section: the positions that rows from end on can still see. */
+int state_save_layer(struct session *s, const struct kn_kv *kv, const struct desc_layer *y, int32_t end,
+                     const char *tag, struct snap_writer *w, struct err *e);
 int state_load_layer(struct state *st, struct session *s, const struct kn_kv *kv, const struct desc_layer *y,
-                     const char *tag, struct err *e);
+                     int32_t end, const char *tag, struct err *e);
 
 #endif

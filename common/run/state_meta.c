@@ -21,7 +21,7 @@ uint32_t state_get_u32(const uint8_t *p)
 size_t state_meta_pack(const struct state_meta *m, uint8_t *p)
 {
     const uint32_t v[8] = {m->n_tokens, m->chunk,         m->kv_type, m->n_vocab,
-                           m->n_layer,  m->n_draft_layer, m->n_taps,  0};
+                           m->n_layer,  m->n_draft_layer, m->n_taps,  m->parts};
     for (int i = 0; i < 8; i++) state_put_u32(p + 4 * i, v[i]);
     memcpy(p + 32, m->target_id, 16);
     memcpy(p + 48, m->drafter_id, 16);
@@ -64,16 +64,16 @@ static int types_unpack(struct state_meta *m, const uint8_t *p, const char *name
 
 static int meta_unpack(struct state_meta *m, const uint8_t *p, uint64_t size, const char *name, struct err *e)
 {
-    uint32_t *v[7] = {&m->n_tokens, &m->chunk,         &m->kv_type, &m->n_vocab,
-                      &m->n_layer,  &m->n_draft_layer, &m->n_taps};
+    uint32_t *v[8] = {&m->n_tokens, &m->chunk,         &m->kv_type, &m->n_vocab,
+                      &m->n_layer,  &m->n_draft_layer, &m->n_taps,  &m->parts};
     if (size < STATE_META_FIXED)
         return err_set(e, ERR_FORMAT,
                        "%s: section META is too short (expected %d bytes or more, got %" PRIu64 ")", name,
                        STATE_META_FIXED, size);
-    for (int i = 0; i < 7; i++) *v[i] = state_get_u32(p + 4 * i);
-    if (state_get_u32(p + 28))
-        return err_set(e, ERR_FORMAT, "%s: section META: unknown flags (expected 0, got %" PRIu32 ")", name,
-                       state_get_u32(p + 28));
+    for (int i = 0; i < 8; i++) *v[i] = state_get_u32(p + 4 * i);
+    if (m->parts & ~(m->n_draft_layer ? STATE_HIDDEN : 0u))
+        return err_set(e, ERR_FORMAT, "%s: section META: unknown flags (expected 0%s, got %" PRIu32 ")", name,
+                       m->n_draft_layer ? " or 1" : "", m->parts);
     memcpy(m->target_id, p + 32, 16);
     memcpy(m->drafter_id, p + 48, 16);
     memcpy(m->target, p + 64, STATE_NAME);
@@ -158,7 +158,8 @@ int state_open_fd(struct state **out, int fd, const char *name, struct state_inf
                                 .n_taps = (int32_t)st->m.n_taps,
                                 .kv = st->m.kv[0],
                                 .draft_kv = st->m.kv[1],
-                                .has_drafter = st->m.n_draft_layer > 0};
+                                .has_drafter = st->m.n_draft_layer > 0,
+                                .has_hidden = (st->m.parts & STATE_HIDDEN) != 0};
     *out = st;
     st = NULL;
     rc = 0;
@@ -202,6 +203,7 @@ int state_verify(struct state *st, uint64_t *n_sections, struct err *e)
                            draft ? i - m->n_layer : i, rc ? st->r.tag : "the end");
         if (snap_skip(&st->r, e)) return -1;
     }
+    if (m->parts & STATE_HIDDEN && (state_section(st, "DHID", 0, e) || snap_skip(&st->r, e))) return -1;
     *n_sections = st->r.n;
     int rc = snap_next(&st->r, e);
     return rc > 0 ? err_set(e, ERR_FORMAT, "%s: section out of order (expected the end, got %s)", st->name,

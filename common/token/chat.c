@@ -68,7 +68,7 @@ static const char *find(struct chat_text v, const char *what)
 }
 
 /* split(what)[0] and split(what)[-1]; the whole where what is not in it. */
-static struct chat_text before(struct chat_text v, const char *what)
+struct chat_text chat_before(struct chat_text v, const char *what)
 {
     const char *p = find(v, what);
     return p ? (struct chat_text){v.s, (size_t)(p - v.s)} : v;
@@ -136,7 +136,7 @@ static int qwen_tool(const struct render *r, size_t i, struct chat_text v, bool 
 static void split_thought(struct chat_text *content, struct chat_text *thought)
 {
     if (thought->s || !find(*content, "</think>")) return;
-    *thought = lines_l(after_last(lines_r(before(*content, "</think>")), "<think>"));
+    *thought = lines_l(after_last(lines_r(chat_before(*content, "</think>")), "<think>"));
     *content = lines_l(after_last(*content, "</think>"));
 }
 
@@ -306,76 +306,16 @@ static int render_llama3(const struct render *r, struct err *e)
     return r->o->generation_prompt ? chat_mark(r, "<|start_header_id|>assistant<|end_header_id|>\n\n", e) : 0;
 }
 
-/* ---- Gemma 4 ---- */
-
-/* What the model said, without the thoughts in it: of each part that ends in <channel|>, what stands before
- * <|channel>. */
-static int gemma_said(const struct render *r, struct chat_text v, struct err *e)
-{
-    struct tok_buf b = {0};
-    int rc = 0;
-    for (bool more = true; more && rc == 0;) {
-        struct chat_text part = before(v, "<channel|>");
-        size_t used = part.n + strlen("<channel|>");
-        more = part.n < v.n;
-        if (more) v = (struct chat_text){v.s + used, v.n - used};
-        part = before(part, "<|channel>");
-        rc = tok_buf_add(&b, part.s, part.n, e);
-    }
-    if (rc == 0 && b.n) rc = chat_say(r, chat_trim((struct chat_text){(const char *)b.p, b.n}), e);
-    mem_free(b.p);
-    return rc;
-}
-
-static int gemma_model(const struct render *r, size_t i, bool after_user, struct err *e)
-{
-    const struct chat_message *m = &r->m[i];
-    bool goes_on = i && m[-1].role == CHAT_ASSISTANT && r->t->join;
-    bool stays = i + 1 < r->n && m[1].role == CHAT_ASSISTANT && r->t->join == 2;
-    if ((!goes_on && chat_mark(r, "<|turn>model\n", e)) ||
-        (r->t->reasoning && after_user && m->reasoning.n &&
-         turn(r, "<|channel>thought\n", m->reasoning, "\n<channel|>", e)) ||
-        gemma_said(r, m->content, e))
-        return -1;
-    return stays ? 0 : chat_mark(r, "<turn|>\n", e);
-}
-
-static int render_gemma4(const struct render *r, struct err *e)
-{
-    size_t first = r->begins && r->n && r->m[0].role == CHAT_SYSTEM, last_user = 0;
-    bool any_user = false;
-    if (((r->begins && r->think) || first) &&
-        (chat_mark(r,
-                   !r->think       ? "<|turn>system\n"
-                   : r->t->newline ? "<|turn>system\n<|think|>\n"
-                                   : "<|turn>system\n<|think|>",
-                   e) ||
-         (first && chat_say(r, chat_trim(r->m[0].content), e)) || chat_mark(r, "<turn|>\n", e)))
-        return -1;
-    for (size_t i = first; i < r->n; i++)
-        if (r->m[i].role == CHAT_USER) last_user = i, any_user = true;
-    for (size_t i = first; i < r->n; i++) {
-        int rc;
-        switch (r->m[i].role) {
-        case CHAT_SYSTEM: rc = turn(r, "<|turn>system\n", chat_trim(r->m[i].content), "<turn|>\n", e); break;
-        case CHAT_USER: rc = turn(r, "<|turn>user\n", chat_trim(r->m[i].content), "<turn|>\n", e); break;
-        case CHAT_TOOL:
-            return chat_refuse(r, i, "role tool belongs to a call of a tool, which is not supported", e);
-        default: rc = gemma_model(r, i, !any_user || i > last_user, e);
-        }
-        if (rc) return -1;
-    }
-    if (!r->o->generation_prompt) return 0;
-    return chat_mark(
-        r, r->t->empty && !r->think ? "<|turn>model\n<|channel>thought\n<channel|>" : "<|turn>model\n", e);
-}
-
 /* ---- the table ---- */
 
 static const char *const chatml[] = {"<|im_start|>", "<|im_end|>", NULL};
 static const char *const qwen[] = {"<|im_start|>", "<|im_end|>", "<think>", "</think>", NULL};
 static const char *const llama[] = {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", NULL};
-static const char *const gemma[] = {"<|turn>", "<turn|>", "<|think|>", "<|channel>", "<channel|>", NULL};
+#define GEMMA_TOKENS "<|turn>", "<turn|>", "<|think|>", "<|channel>", "<channel|>"
+static const char *const gemma[] = {GEMMA_TOKENS, NULL};
+static const char *const gemma_tools[] = {GEMMA_TOKENS,       "<|tool>",      "<tool|>",
+                                          "<|tool_call>",     "<tool_call|>", "<|tool_response>",
+                                          "<tool_response|>", "<|\"|>",       NULL};
 
 #define QWEN3_HAS "<|im_start|>", "ns.last_query_index", "message.role == \"system\" and not loop.first"
 #define QWEN35_HAS                                                                                           \
@@ -401,6 +341,7 @@ static const struct chat_template templates[] = {
      .render = render_qwen3,
      .think = THINK_ON},
     {.name = "qwen3-thinking",
+     .tools = TOOLS_QWEN3,
      .arch = "qwen3",
      .has = {QWEN3_HAS, "'<|im_start|>assistant\\n<think>\\n' }}"},
      .lacks = {OTHER, "render_content(", "enable_thinking"},
@@ -503,7 +444,7 @@ static const struct chat_template templates[] = {
      .tokens = gemma,
      .turn_ends = "<turn|>",
      .between = "\n",
-     .render = render_gemma4,
+     .render = chat_render_gemma4,
      .bos = true,
      .think = THINK_OFF,
      .empty = true},
@@ -514,33 +455,38 @@ static const struct chat_template templates[] = {
      .tokens = gemma,
      .turn_ends = "<turn|>",
      .between = "\n",
-     .render = render_gemma4,
+     .render = chat_render_gemma4,
      .bos = true,
      .think = THINK_OFF},
     {.name = "gemma4-2",
      .arch = "gemma4",
      .has = {GEMMA_HAS, "'<|think|>\\n' -", JOIN},
      .lacks = {GEMMA_EMPTY, "continues_into_next"},
-     .tokens = gemma,
+     .tokens = gemma_tools,
      .turn_ends = "<turn|>",
      .between = "\n",
-     .render = render_gemma4,
+     .render = chat_render_gemma4,
      .bos = true,
      .think = THINK_OFF,
      .newline = true,
+     .tools = TOOLS_GEMMA,
+     .reasoning = THOUGHTS_OF_CALLS,
      .join = 1},
     {.name = "gemma4-3",
      .arch = "gemma4",
-     .has = {GEMMA_HAS, "'<|think|>\\n' -", "continues_into_next", "thinking_gate"},
+     .has = {GEMMA_HAS, "'<|think|>\\n' -", "continues_into_next",
+             "> ns_turn.last_user_idx) or (preserve_thinking and message.get('tool_calls'))"},
      .lacks = {GEMMA_EMPTY},
-     .tokens = gemma,
+     .tokens = gemma_tools,
      .turn_ends = "<turn|>",
      .between = "\n",
-     .render = render_gemma4,
+     .render = chat_render_gemma4,
      .bos = true,
      .think = THINK_OFF,
      .newline = true,
-     .reasoning = true,
+     .tools = TOOLS_GEMMA,
+     .json_values = true,
+     .reasoning = THOUGHTS_ALL,
      .join = 2},
 };
 #define N_TEMPLATES (sizeof templates / sizeof *templates)

@@ -29,6 +29,7 @@ struct chat_message {
     struct chat_text reasoning; /* "reasoning_content" of the assistant's; where the template has no place for
                                    it, it is left out, as there */
     const json_t *calls;        /* "tool_calls" of the assistant's, an array; NULL: the message has none */
+    const json_t *call_id;      /* "tool_call_id" of a tool's; NULL: none, or null */
 };
 
 /* What stands before the messages: nothing; an answer of the model's and the token that ends its turn; one

@@ -107,7 +107,7 @@ static int add_json(struct tok_buf *b, const json_t *j, int indent, int level, s
     }
 }
 
-static int say_json(const struct render *r, const json_t *j, int indent, struct err *e)
+int chat_say_json(const struct render *r, const json_t *j, int indent, struct err *e)
 {
     struct tok_buf b = {0};
     int rc = add_json(&b, j, indent, 0, e);
@@ -134,7 +134,7 @@ static int say_value(const struct render *r, const json_t *j, struct err *e)
         const char *s = json_is_true(j) ? "True" : json_is_null(j) ? "None" : "False";
         return chat_say(r, (struct chat_text){s, strlen(s)}, e);
     }
-    return say_json(r, j, 0, e);
+    return chat_say_json(r, j, 0, e);
 }
 
 /* ---- declarations ---- */
@@ -179,7 +179,7 @@ int chat_declare(const struct render *r, struct err *e)
     if (chat_mark(r, before[r->t->tools], e)) return -1;
     json_array_foreach(r->o->tools, i, tool)
     {
-        if ((!llama && chat_mark(r, "\n", e)) || say_json(r, tool, llama ? 4 : 0, e) ||
+        if ((!llama && chat_mark(r, "\n", e)) || chat_say_json(r, tool, llama ? 4 : 0, e) ||
             (llama && chat_mark(r, "\n\n", e)))
             return -1;
     }
@@ -204,7 +204,7 @@ static int call_as_json(const struct render *r, const json_t *call, size_t i, co
         chat_mark(r, key, e) || chat_mark(r, "\": ", e))
         return -1;
     return (text ? chat_say(r, (struct chat_text){json_string_value(args), json_string_length(args)}, e)
-                 : say_json(r, args, 0, e)) ||
+                 : chat_say_json(r, args, 0, e)) ||
                    chat_mark(r, "}", e)
                ? -1
                : 0;

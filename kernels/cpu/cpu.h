@@ -66,6 +66,7 @@ int cpu_rms_norm(struct kn_backend *, float *out, const float *x, const float *w
                  int64_t width, float eps);
 int cpu_norm_add(struct kn_backend *, float *out, const float *x, const float *y, const float *weight,
                  int32_t n, int64_t width, float eps, float scale);
+int cpu_norm_pair(struct kn_backend *, const struct kn_norm_pair *);
 int cpu_gate(struct kn_backend *, float *x, const float *g, int32_t n, int64_t width, int64_t g_width);
 int cpu_rope_store(struct kn_backend *, const struct kn_rope_store *);
 int cpu_tap(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
@@ -74,9 +75,18 @@ int cpu_softcap(struct kn_backend *, float *x, int64_t count, float cap);
 int cpu_find_bad(struct kn_backend *, const float *x, int32_t n, int64_t width, int32_t *bad);
 int cpu_attention(struct kn_backend *, const struct kn_attention *);
 int cpu_pick(struct kn_backend *, const struct kn_pick *);
+int cpu_cell(struct kn_backend *, const struct kn_cell *);
+int cpu_spread(struct kn_backend *, float *out, int64_t n_out, const float *x, int64_t n_x,
+               const int32_t *from, int32_t n);
 int cpu_check_kv(struct cpu_backend *, const char *op, const struct kn_kv *);
 size_t cpu_attention_scratch(const struct cpu_backend *, int32_t n, int32_t n_head, int32_t head_dim);
 size_t cpu_pick_scratch(const struct cpu_backend *, int32_t n, int64_t n_vocab);
+
+/* draft.c */
+int cpu_conv(struct kn_backend *, const struct kn_conv *);
+int cpu_top(struct kn_backend *, const struct kn_top *);
+int cpu_edges(struct kn_backend *, const struct kn_edges *);
+int cpu_walk(struct kn_backend *, const struct kn_walk *);
 
 /* delta.c */
 int cpu_delta(struct kn_backend *, const struct kn_delta *);

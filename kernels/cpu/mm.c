@@ -556,7 +556,7 @@ int cpu_norm_linear(struct kn_backend *kb, float *const *out, const struct kn_we
                     const float *x, const float *norm, float eps, int32_t n)
 {
     struct product p = {
-        .be = cpu_of(kb), .n_w = n_w, .n = n, .x = x, .norm = norm, .eps = eps, .has_norm = true};
+        .be = cpu_of(kb), .n_w = n_w, .n = n, .x = x, .norm = norm, .eps = eps, .has_norm = norm != NULL};
     for (int32_t j = 0; j < n_w && j < WIDTH_MAX; j++) {
         p.w[j] = w[j];
         p.out[j] = out[j];
@@ -576,7 +576,7 @@ int cpu_norm_gated(struct kn_backend *kb, float *out, const struct kn_weight *ga
                         .x = x,
                         .norm = norm,
                         .eps = eps,
-                        .has_norm = true,
+                        .has_norm = norm != NULL,
                         .gated = true,
                         .act = act};
     return product(&p);

@@ -6,24 +6,10 @@
  * filters, an id is looked at only if its Gumbel number could still beat the best: see pick_any. Skipping is
  * exact, never a change of result. */
 
+#include "noise.h"
+
 #define PICK_BLOCK 64
 #define PICK_NOISE_MAX 22.8739 /* > -log(-log(1 - 2^-33)) = 22.87385 */
-
-/* Philox4x32-10 (Salmon et al., SC 2011), counter (position, id / 4, 0, 0): word id % 4 belongs to the id. */
-static inline uint32_t pick_word(uint64_t seed, uint32_t position, uint32_t id)
-{
-    uint32_t c[4] = {position, id / 4, 0, 0}, k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    for (int round = 0; round < 10; round++) {
-        uint64_t a = (uint64_t)c[0] * 0xd2511f53u, b = (uint64_t)c[2] * 0xcd9e8d57u;
-        c[0] = (uint32_t)(b >> 32) ^ c[1] ^ k0;
-        c[1] = (uint32_t)b;
-        c[2] = (uint32_t)(a >> 32) ^ c[3] ^ k1;
-        c[3] = (uint32_t)a;
-        k0 += 0x9e3779b9u;
-        k1 += 0xbb67ae85u;
-    }
-    return c[id % 4];
-}
 
 /* The words of 64 ids from `first`, a multiple of 64. Lane 4 k + j computes counter 4 j + k, so that iv_turn4
  * leaves them in the order of ids. */
@@ -46,12 +32,6 @@ static inline void pick_words(uint64_t seed, uint32_t position, uint32_t first, 
         k1 += 0xbb67ae85u;
     }
     iv_turn4(c);
-}
-
-/* -log(-log u), u = (word + 1/2) / 2^32 */
-static double pick_gumbel(uint32_t word)
-{
-    return -cpu_log(-cpu_log(((double)word + 0.5) * 0x1p-32));
 }
 
 struct pick {

@@ -31,6 +31,10 @@ static void embed_row(void *ctx, int64_t i, int thread)
     const struct embed_job *j = ctx;
     float *out = j->out + i * j->table->n_in;
     (void)thread;
+    if (j->ids[i] == KN_PICK_NAN) {
+        for (int64_t k = 0; k < j->table->n_in; k++) out[k] = NAN;
+        return;
+    }
     kn_decode_row(j->table->type, (const char *)j->table->rows + (size_t)j->ids[i] * j->bytes, out,
                   j->table->n_in);
     if (j->scale != 1.0f) j->rows->scale(out, j->table->n_in, j->scale);
@@ -46,7 +50,7 @@ int cpu_embed(struct kn_backend *kb, float *out, const struct kn_weight *table, 
     if (!table->rows || !bytes)
         return cpu_fail(be, KN_EINVAL, "embed: the table has no rows (it was not loaded with KN_USE_ROWS)");
     for (int32_t i = 0; i < n; i++)
-        if (ids[i] < 0 || ids[i] >= table->n_out)
+        if (ids[i] != KN_PICK_NAN && (ids[i] < 0 || ids[i] >= table->n_out))
             return cpu_fail(be, KN_EINVAL, "embed: token %d in row %d (expected 0 to %lld)", ids[i], i,
                             (long long)table->n_out - 1);
     const struct kn_type_info *t = kn_type_info(table->type);
@@ -136,6 +140,36 @@ int cpu_norm_add(struct kn_backend *kb, float *out, const float *x, const float 
         return cpu_fail(be, KN_EINVAL, "norm_add: %d rows of width %lld", n, (long long)width);
     struct norm_add_job job = {be->isa->rows, out, x, y, weight, width, eps, scale};
     cpu_share(be, n, n * width >= SHARE, norm_add_row, &job);
+    return 0;
+}
+
+struct norm_pair_job {
+    const struct cpu_rows *rows;
+    const struct kn_norm_pair *a;
+};
+
+static void norm_pair_row(void *ctx, int64_t i, int thread)
+{
+    const struct norm_pair_job *j = ctx;
+    const struct kn_norm_pair *a = j->a;
+    const float *y = a->y + (a->late ? i - 1 : i) * a->width;
+    float *out = a->out + 2 * i * a->width;
+    (void)thread;
+    if (a->late && i == 0) y = a->late + (a->pos[0] > 0 ? a->pos[0] - 1 : 0) % a->slots * a->width;
+    j->rows->rms_norm(out, a->x + i * a->width, a->x_weight, a->width, a->eps);
+    j->rows->rms_norm(out + a->width, y, a->y_weight, a->width, a->eps);
+}
+
+int cpu_norm_pair(struct kn_backend *kb, const struct kn_norm_pair *a)
+{
+    struct cpu_backend *be = cpu_of(kb);
+    struct norm_pair_job job = {be->isa->rows, a};
+    if (a->n < 1 || a->width < 1 || (a->late && a->slots < 1))
+        return cpu_fail(be, KN_EINVAL, "norm_pair: %d rows of width %lld, %d slots", a->n,
+                        (long long)a->width, a->slots);
+    for (int32_t i = 0; a->before && i < a->n_before; i++)
+        a->before[i] = a->pos[i] > 0 ? a->pos[i] - 1 : 0;
+    cpu_share(be, a->n, a->n * a->width >= SHARE, norm_pair_row, &job);
     return 0;
 }
 

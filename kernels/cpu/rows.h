@@ -60,6 +60,17 @@ struct cpu_pick_work {
     uint64_t *heap; /* [n_vocab] candidates */
 };
 
+/* The same of the items that a call's rows are dealt out to (pick.c), in scratch_rows. */
+struct cpu_pick_room {
+    char *scratch;
+    int64_t n_vocab;
+    int items;
+};
+int cpu_pick_room(struct cpu_backend *be, const char *op, int32_t n, int64_t n_vocab,
+                  struct cpu_pick_room *r);
+struct cpu_pick_work cpu_pick_work(const struct cpu_pick_room *r, int64_t item);
+int cpu_check_sampler(struct cpu_backend *be, const char *op, const struct kn_sampler *s);
+
 /* A run of tokens of a gated delta net layer: one key head and the value heads k_head + j * n_k, first <= j <
  * end. */
 #define CPU_DELTA_TOKENS (2 * KN_DELTA_LOG) /* a run: what may be pending and what a call may add */
@@ -89,6 +100,7 @@ struct cpu_rows {
     void (*gate)(float *x, const float *g, int64_t n, bool one);
     void (*scale)(float *x, int64_t n, float s);
     void (*softcap)(float *x, int64_t n, float cap);
+    void (*cell)(const struct kn_cell *);
     bool (*has_bad)(const float *x, int64_t n); /* a NaN or Inf among them */
     /* out[half, 2] = cos, sin of pos * freq[half], in double */
     void (*rope_table)(float *out, int32_t pos, const double *freq, int32_t half);
@@ -102,6 +114,11 @@ struct cpu_rows {
     /* The id that row picks, or KN_PICK_NAN; KN_PICK_NAN - 1: a token of the history is outside the
      * vocabulary */
     int32_t (*pick)(const struct kn_pick *, int32_t row, const struct cpu_pick_work *);
+    /* Of drafters: draft.inc.h */
+    void (*conv)(const struct kn_conv *, int32_t row, const float *scale);
+    void (*top)(const struct kn_top *, int32_t row, const struct cpu_pick_work *);
+    void (*edge)(float *scores, const float *values, const float *from, const float *after, int32_t k,
+                 int64_t rank, float scale);
     void (*delta)(const struct cpu_delta *);
     void (*route)(const struct kn_route *, int32_t row);
     /* out[n] = sum over j ascending of w[j] * r[j, lanes], or out += that sum; n <= lanes <= 16 */

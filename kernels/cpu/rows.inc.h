@@ -69,6 +69,43 @@ static void rows_softcap(float *x, int64_t n, float cap)
     }
 }
 
+static void rows_cell(const struct kn_cell *a)
+{
+    const int64_t n = a->width;
+    const struct vec zero = v_zero(), one = v_set1(1.0f);
+    if (a->kind == KN_CELL_LOGP) {
+        for (int64_t i = 0; i < n; i++) a->out[i] = -cpu_softplus(-(a->x[i] + (a->bias ? a->bias[0] : 0.0f)));
+        return;
+    }
+    for (int64_t i = 0; i < n; i += 16) {
+        const int left = n - i < 16 ? (int)(n - i) : 16;
+        const struct vec x = v_load_n(a->x + i, left), b = a->bias ? v_load_n(a->bias + i, left) : zero;
+        if (a->kind == KN_CELL_SILU || a->kind == KN_CELL_GATE) {
+            const bool silu = a->kind == KN_CELL_SILU;
+            v_store_n(a->out + i, silu ? v_silu(x) : v_mul(v_load_n(a->e + i, left), v_sigmoid(v_add(x, b))),
+                      left);
+            continue;
+        }
+        /* the other two of three, with what is added to them */
+        const float *more = a->kind == KN_CELL_GRU ? a->h : a->bias;
+        const struct vec y = v_load_n(a->x + n + i, left), z = v_load_n(a->x + 2 * n + i, left),
+                         y2 = more ? v_load_n(more + n + i, left) : zero,
+                         z2 = more ? v_load_n(more + 2 * n + i, left) : zero,
+                         old = a->state ? v_load_n(a->state + i, left) : zero;
+        struct vec keep, fresh;
+        if (a->kind == KN_CELL_GRU) {
+            const struct vec r = v_sigmoid(v_add(x, more ? v_load_n(more + i, left) : zero));
+            keep = v_sigmoid(v_add(y, y2));
+            fresh = v_tanh(v_add(z, v_mul(r, z2)));
+        } else {
+            keep = v_sigmoid(v_add(x, b));
+            fresh = v_tanh(v_add(y, y2));
+            v_store_n(a->out + i, v_tanh(v_add(z, z2)), left);
+        }
+        v_store_n(a->next + i, v_add(v_mul(keep, old), v_mul(v_sub(one, keep), fresh)), left);
+    }
+}
+
 /* x - x is 0 for a finite number and NaN for the rest. */
 static bool rows_has_bad(const float *x, int64_t n)
 {

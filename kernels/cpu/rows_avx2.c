@@ -8,6 +8,7 @@
 
 #include "attention.inc.h"
 #include "pick.inc.h"
+#include "draft.inc.h"
 #include "route.inc.h"
 #include "delta.inc.h"
 
@@ -18,6 +19,7 @@ const struct cpu_rows cpu_rows_avx2 = {
     .gate = rows_gate,
     .scale = rows_scale,
     .softcap = rows_softcap,
+    .cell = rows_cell,
     .has_bad = rows_has_bad,
     .rope_table = rows_rope_table,
     .rope = rows_rope,
@@ -25,6 +27,9 @@ const struct cpu_rows cpu_rows_avx2 = {
     .attn_merge = rows_attn_merge,
     .attn_finish = rows_attn_finish,
     .pick = rows_pick,
+    .conv = rows_conv,
+    .top = rows_top,
+    .edge = rows_edge,
     .delta = rows_delta,
     .route = rows_route,
     .weigh = rows_weigh,

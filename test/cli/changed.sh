@@ -9,7 +9,7 @@ change() { # NAME HOW COMMAND: COMMAND waits on the FIFO; then the model m.gguf 
     cp "$T" m.gguf
     exec 5<>in
     bash -c "exec $3" 2>err >out <in 5>&- &
-    while [ -z "$(ls -A d)" ]; do sleep 0.01; done
+    await $!
     sleep 0.3 # the model is loaded when stdin is read; before that, the change is seen all the same
     bash -c "$2"
     printf '\5\0\0\0' >&5
@@ -31,7 +31,7 @@ exec 6<>full
 head -c 65536 /dev/zero >&6
 s=0
 dflash-quantize m.gguf --type q8_0 -o d/o 2>full &
-while [ -z "$(ls -A d)" ]; do sleep 0.01; done
+await $!
 sleep 0.2
 truncate -s 0 m.gguf
 head -c 65536 <&6 >/dev/null
@@ -57,7 +57,7 @@ done
 # The same for a checkpoint.
 cp -r "$SRC/data/pair/drafter" hf
 dflash-convert -q hf -o d/o --type f32 &
-while [ -z "$(ls -A d)" ]; do :; done
+await $!
 touch hf/model.safetensors
 s=0
 wait $! || s=$?

@@ -1,4 +1,6 @@
 # The shell program over the others: run, chat, pair.
+mkdir tmp
+export TMPDIR=$PWD/tmp # where others leave nothing of that name
 T=$DATA/target-q8_0.gguf D=$DATA/drafter-q8_0.gguf
 S="--ignore-eos --temp 0.7 --seed 3"
 P="def it's(n): # \$HOME \`x\` \"y\" \\n	*"
@@ -81,7 +83,7 @@ wait $pid || s=$?
 dflash-inspect --check cut >out || cat out
 dflash-tokenize -m q.gguf --chat $C --chat-text --continue cut <sys | cmp -n 4 - <(printf %s Hi | chat_ids --continue cut)
 dflash chat -q -m q.gguf $C --state cut -n 3 more >out
-ls -A "${TMPDIR:-/tmp}" | grep '^dflash\.' || true >left # none of ours stays
+ls -A "$TMPDIR" | grep '^dflash\.' || true >left # none of ours stays
 
 dflash pair "$T" "$D" -n 32 --width 8 --temp 0.7 >out
 tail -n 4 out | sed 's/[0-9]*\.[0-9]* a second/N a second/; s/tau .*/tau/'

@@ -12,7 +12,10 @@ bin=$(cd "$1" && pwd) data=$(cd "$2" && pwd)
 shift 2
 unset MAKEFLAGS MFLAGS MAKELEVEL # tests run make of their own
 export PATH="$bin:$PATH" DATA="$data" SRC="${here%/test/cli}" LC_ALL=C
-passed=0 failed=0
+passed=0 failed=0 times=
+took() { # NAME MICROSECONDS: how long one took, for what is said at the end
+    times+="$2 $1"$'\n'
+}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -34,9 +37,10 @@ match_lines() { # PATTERNS ACTUAL: each line of ACTUAL matches the glob of the s
 for name in "${names[@]}"; do
     t=$here/$name
     mkdir "$work/$name"
-    why=
+    why= begun=${EPOCHREALTIME/./}
     (cd "$work/$name" && bash -e "$t.sh" >"$work/$name.out" 2>"$work/$name.err" </dev/null)
     status=$?
+    took "$name" $((${EPOCHREALTIME/./} - begun))
     want=0
     [ -f "$t.exit" ] && want=$(cat "$t.exit")
     [ "$status" = "$want" ] || why="exit status $status (expected $want)"
@@ -58,8 +62,10 @@ if [ $# = 0 ]; then
         name=${name// /} want=${want// /} glob=${glob# } glob=${glob% }
         case $name in '' | '#'*) continue ;; esac
         mkdir "$work/case-$name"
+        begun=${EPOCHREALTIME/./}
         (cd "$work/case-$name" && bash -c "$command" >"$work/out" 2>"$work/err" </dev/null)
         status=$?
+        took "$name" $((${EPOCHREALTIME/./} - begun))
         last=$(tail -n 1 "$work/err")
         # shellcheck disable=SC2053
         if [ "$status" = "$want" ] && [[ $last == $glob ]]; then
@@ -71,5 +77,6 @@ if [ $# = 0 ]; then
         fi
     done <"$here/cases.txt"
 fi
+echo "cli: slowest: $(sort -rn <<<"$times" | head -n 10 | awk 'NF {printf "%s%s %.1f s", n++ ? ", " : "", $2, $1 / 1e6}')"
 echo "cli: $passed passed, $failed failed"
 [ "$failed" = 0 ]

@@ -1,5 +1,5 @@
 # SIGINT, SIGTERM and SIGHUP while an output is being written: the program ends by the signal, nothing has the output's name,
-# and the temporary is gone. Each program is held where its output is open: by an input that does not end, a stderr that
+# and nothing is beside it. Each program is held where its output is open: by an input that does not end, a stderr that
 # takes no more, or an output so large that it cannot be done yet.
 . "$SRC/test/cli/outputs.inc"
 inputs
@@ -13,10 +13,10 @@ cut() { # NAME SIGNAL COMMAND: outputs go to d
     # a shell's background jobs ignore SIGINT, and what nohup starts SIGHUP; env undoes that
     env --default-signal=INT,TERM,HUP bash -c "exec $3" 2>err >out &
     for ((i = 0; i < 3000; i++)); do
-        [ -z "$(ls -A d)" ] || break
+        [ "$(written $!)" = 0 ] || break
         sleep 0.01
     done
-    [ -n "$(ls -A d)" ] || echo "$1 $2: no temporary in time"
+    [ "$i" -lt 3000 ] || echo "$1 $2: no temporary in time"
     kill "-$2" $!
     wait $! || s=$?
     [ "$s" = $((128 + $(kill -l "$2"))) ] || echo "$1 $2: status $s: $(cat err)"

@@ -16,7 +16,7 @@ taken() { # NAME FILE COMMAND: FILE becomes a folder while COMMAND waits for its
     exec 5<>in
     bash -c "exec $3" 2>err >out <in 5>&- &
     for ((i = 0; i < 3000; i++)); do
-        ls d | grep -q "^$2\..*tmp" && break
+        [ "$(written $!)" -lt 4 ] || break
         sleep 0.01
     done
     rm -f "d/$2"

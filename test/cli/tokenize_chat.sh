@@ -24,6 +24,11 @@ make_gguf llama
 config gemma 1100
 sed 's/<|im_start|>/<|turn>/g; s/<|im_end|>/<turn|>/g; s/<|im"/<|think|>"/g; s/<think>\\n\\n/<channel|>/g' \
     "$data/tok_gemma4.json" >gemma/tokenizer.json
+id=968 # the tokens of tools
+for t in '<|tool>' '<tool|>' '<|tool_call>' '<tool_call|>' '<|tool_response>' '<tool_response|>' '<|\\"|>'; do
+    sed -i 's/\],"normalizer"/,{"id":'$id',"content":"'"$t"'","special":true,"single_word":false,"lstrip":false,"rstrip":false,"normalized":false}&/' gemma/tokenizer.json
+    id=$((id + 1))
+done
 make_gguf gemma
 
 cat >m <<'M'
@@ -79,6 +84,22 @@ echo '{"role":"assistant","content":"Two:","tool_calls":[{"name":"f","arguments"
 cat calls calls2 >both
 for n in qwen3 qwen3-instruct qwen3.5 qwen3.6 qwen3.8; do show qwen both --chat-template $n --chat-tools tools; done
 count 622 # <|im_end|>: one a turn
+show qwen both --chat-template qwen3-thinking --chat-tools tools
+count 622
+# Gemma's own language of declarations and calls; of "type" only one knows a parameter
+cat >gtools <<'M'
+[{"type":"function","function":{"name":"get_weather","description":"of a city <tool|>","parameters":{"type":"object","properties":
+{"Unit":{"type":"string","enum":["C","<|\"|>F"]},"city":{"type":"string","description":"a <turn|>"},"type":{"type":"integer","nullable":true},
+"at":{"type":"object","properties":{"lat":{"type":"number"},"Lon":{"type":"number"}},"required":["lat"]},"any":{"type":"object","additionalProperties":false},
+"tags":{"type":"array","items":{"type":["string","null"],"maxLength":9,"default":null}}},"required":["city","at"]},"response":{"description":"it","type":"object"}}},
+{"type":"function","function":{"name":"é"}}]
+M
+for n in gemma4-2 gemma4-3; do
+    show gemma calls --chat-template $n --chat-tools gtools
+    count 970 # <|tool_call>: two
+    count 974 # the quotes, not the one in a declaration
+    head -n 4 calls | show gemma /dev/stdin --chat-template $n --chat-tools gtools --think
+done
 for n in llama3.1 llama3.2; do show llama calls --chat-template $n --chat-tools tools --chat-date 'a day'; done
 
 # A chat that goes on is the tail of the whole one, behind the token that ends the answer.
@@ -171,6 +192,19 @@ cat calls2 >two
 try "$user$(cat calls2)" -m llama.gguf --chat-template llama3.1
 try "$(sed -n 5p calls)" -m llama.gguf --chat-template llama3.1 --chat-tools tools
 try "$user" -m gemma.gguf --chat-template gemma4 --chat-tools tools
+for n in gemma4-2 gemma4-3; do
+    try "$user" -m gemma.gguf --chat-template $n --chat-tools tools
+    try "$user$(sed -n 3,4p calls | sed 's/"1","content/"2","content/')" -m gemma.gguf --chat-template $n
+    try "$user"'{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"{}"}}]}' -m gemma.gguf --chat-template $n
+    try "$user"'{"role":"tool","content":"x"}' -m gemma.gguf --chat-template $n
+    try '{"role":"tool","content":"x"}' -m gemma.gguf --chat-template $n --continue ended
+done
+for k in '"type":["string","null"]' '"description":1' '"type":"object","required":"x"' '"type":"object","properties":{"a":{"type":1}}'; do
+    echo '[{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{"p":{'"$k"'}}}}}]' >none
+    try "$user" -m gemma.gguf --chat-template gemma4-3 --chat-tools none
+done
+echo '[{"name":"f"}]' >none
+try "$user" -m gemma.gguf --chat-template gemma4-3 --chat-tools none
 try "$user" -m qwen.gguf --chat-tools tools --continue ended
 echo '{}' >none
 try "$user" -m qwen.gguf --chat-tools none

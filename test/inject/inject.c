@@ -429,6 +429,12 @@ int link(const char *from, const char *to)
     return fails(LINK) ? -1 : real_link(from, to);
 }
 
+int linkat(int from_dir, const char *from, int to_dir, const char *to, int flags)
+{
+    NEXT(linkat);
+    return fails(LINK) ? -1 : real_linkat(from_dir, from, to_dir, to, flags);
+}
+
 /* ---- begin and end ---- */
 
 static void read_point(const char *text, unsigned long at[N_KINDS], bool after[N_KINDS])

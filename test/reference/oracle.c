@@ -87,8 +87,17 @@ static int load_layer(struct oracle *o, int i, const struct st *s, const char *p
         {"linear_attn.norm.weight", &l->delta_norm, 1, o->d, false},
         {"linear_attn.out_proj.weight", &l->out, o->E, o->M * o->d, false},
     };
+    const int sides = 2 * o->conv_taps;
+    const struct part convolutions[] = {
+        {"attention_conv.base_kernel", &l->conv_base[0], sides, o->E, false},
+        {"attention_conv.kernel_projection.weight", &l->conv_proj[0], sides * (o->E / o->conv_group), o->E,
+         false},
+        {"mlp_conv.base_kernel", &l->conv_base[1], sides, o->E, false},
+        {"mlp_conv.kernel_projection.weight", &l->conv_proj[1], sides * (o->E / o->conv_group), o->E, false},
+    };
     char name[128];
     snprintf(name, sizeof name, "%slayers.%d.linear_attn.A_log", prefix, i);
+    if (o->conv_taps && load_parts(o, i, s, prefix, convolutions, 4, e)) return -1;
     if (load_parts(o, i, s, prefix, every, sizeof every / sizeof *every, e)) return -1;
     return o->hybrid && st_tensor(s, name)
                ? load_parts(o, i, s, prefix, delta, sizeof delta / sizeof *delta, e)
@@ -129,14 +138,36 @@ static int read_hybrid_config(struct oracle *o, json_t *c, const struct st *s, c
     return 0;
 }
 
+#define LOOK(key) ((v = json_object_get(nested, key)) ? v : json_object_get(c, key))
+/* Before the layers are loaded: conv_taps 0, a group of 1 where there are no convolutions. */
+static void read_conv_config(struct oracle *o, json_t *c)
+{
+    json_t *nested = json_object_get(c, "dflash_config"), *v;
+    o->conv_taps = (int)json_integer_value(LOOK("conv_kernel_size"));
+    o->conv_group = o->conv_taps ? (int)json_integer_value(LOOK("conv_group_size")) : 1;
+    o->candidates = (int)json_integer_value(LOOK("selector_top_k"));
+    o->rank = (int)json_integer_value(LOOK("selector_rank"));
+    o->multiplier = LOOK("output_multiplier") ? json_number_value(v) : 1;
+    o->cap = LOOK("final_logit_softcapping") ? json_number_value(v) : 0;
+}
+
+static int load_selector(struct oracle *o, const struct st *s, const char *prefix, struct err *e)
+{
+    const int64_t rows = rows_of(s, prefix, "candidate_selector.predecessor_codebook");
+    if (!o->conv_taps) return 0;
+    o->before = load(s, prefix, "candidate_selector.predecessor_codebook", rows, o->rank, e);
+    o->after = load(s, prefix, "candidate_selector.successor_codebook", rows, o->rank, e);
+    o->hidden = load(s, prefix, "candidate_selector.hidden_projection.weight", o->rank, o->E, e);
+    return o->before && o->after && o->hidden && o->candidates > 0 && o->candidates < rows ? 0 : -1;
+}
+
 static void read_drafter_config(struct oracle *o, json_t *c)
 {
     json_t *nested = json_object_get(c, "dflash_config"), *v;
-#define LOOK(key) ((v = json_object_get(nested, key)) ? v : json_object_get(c, key))
     o->block = (int)json_integer_value(LOOK("block_size"));
     o->mask_id = (int)json_integer_value(LOOK("mask_token_id"));
     json_t *ids = LOOK("target_layer_ids"), *causal = LOOK("is_causal");
-#undef LOOK
+    if (!causal) causal = LOOK("causal_head"); /* JetSpec's name for it */
     o->n_taps = (int)json_array_size(ids);
     for (int i = 0; i < o->n_taps && i < 64; i++)
         o->taps[i] = (int)json_integer_value(json_array_get(ids, (size_t)i));
@@ -144,9 +175,10 @@ static void read_drafter_config(struct oracle *o, json_t *c)
         const char *kind = json_string_value(json_array_get(json_object_get(c, "layer_types"), (size_t)i));
         bool sliding = kind && !strcmp(kind, "sliding_attention");
         o->layer[i].window = sliding ? (int)json_integer_value(json_object_get(c, "sliding_window")) : 0;
-        o->layer[i].causal = causal ? json_is_true(causal) : sliding;
+        o->layer[i].causal = causal ? json_is_true(causal) : sliding && !o->conv_taps;
     }
 }
+#undef LOOK
 
 int oracle_open(struct oracle **out, const char *dir, struct err *e)
 {
@@ -171,6 +203,7 @@ int oracle_open(struct oracle **out, const char *dir, struct err *e)
         goto done;
     }
     if (read_hybrid_config(o, c, s, prefix, e)) goto done;
+    read_conv_config(o, c);
     o->F = (int)rows_of(s, prefix, "layers.0.mlp.gate_proj.weight");
     o->V = (int)rows_of(s, prefix, "embed_tokens.weight");
     o->layer = calloc((size_t)o->L, sizeof *o->layer);
@@ -188,6 +221,7 @@ int oracle_open(struct oracle **out, const char *dir, struct err *e)
         read_drafter_config(o, c);
         if (!(o->fc = load(s, prefix, "fc.weight", o->E, (int64_t)o->n_taps * o->E, e))) goto done;
         if (!(o->hidden_norm = load(s, prefix, "hidden_norm.weight", 1, o->E, e))) goto done;
+        if (load_selector(o, s, prefix, e)) goto done;
     }
     rc = 0;
 done:
@@ -206,9 +240,30 @@ void oracle_close(struct oracle *o)
     if (!o) return;
     for (int i = 0; o->layer && i < o->L; i++) {
         struct oracle_layer *l = &o->layer[i];
-        double *all[] = {l->attn_norm, l->ffn_norm, l->q_norm, l->k_norm,     l->q,    l->k,  l->v,
-                         l->o,         l->gate,     l->up,     l->down,       l->qkv,  l->z,  l->alpha,
-                         l->beta,      l->a_log,    l->dt,     l->delta_norm, l->conv, l->out};
+        double *all[] = {l->attn_norm,
+                         l->ffn_norm,
+                         l->q_norm,
+                         l->k_norm,
+                         l->q,
+                         l->k,
+                         l->v,
+                         l->o,
+                         l->gate,
+                         l->up,
+                         l->down,
+                         l->qkv,
+                         l->z,
+                         l->alpha,
+                         l->beta,
+                         l->a_log,
+                         l->dt,
+                         l->delta_norm,
+                         l->conv,
+                         l->out,
+                         l->conv_base[0],
+                         l->conv_base[1],
+                         l->conv_proj[0],
+                         l->conv_proj[1]};
         for (size_t p = 0; p < sizeof all / sizeof *all; p++) free(all[p]);
     }
     if (o->head != o->embed) free(o->head);
@@ -216,6 +271,9 @@ void oracle_close(struct oracle *o)
     free(o->norm);
     free(o->fc);
     free(o->hidden_norm);
+    free(o->before);
+    free(o->after);
+    free(o->hidden);
     free(o->layer);
     free(o);
 }
@@ -345,9 +403,37 @@ static double sigmoid(double x)
     return 1 / (1 + exp(-x));
 }
 
-/* Attention of n rows y [n, E], already normed, added to x. */
+/* The taps of a branch's convolutions, [n, 2, taps, E / group], from its normed input y [n, E]; NULL: it has
+ * none. which: 0 around attention, 1 around the feed-forward. */
+static double *conv_taps_of(const struct oracle *o, int layer, int which, const double *y, int n)
+{
+    const int rows = 2 * o->conv_taps * (o->E / o->conv_group);
+    double *taps = o->conv_taps ? malloc((size_t)n * (size_t)rows * sizeof *taps) : NULL;
+    if (taps) matmul(taps, o->layer[layer].conv_proj[which], y, n, rows, o->E);
+    return taps;
+}
+
+/* y [n, E] in place: side 0 before the branch, side 1 behind it; row i reads rows i, i - 1, ... of the block.
+ */
+static void convolve(const struct oracle *o, int layer, int which, int side, const double *taps, double *y,
+                     int n)
+{
+    const int E = o->E, T = o->conv_taps, G = E / o->conv_group;
+    for (int i = n - 1; taps && i >= 0;
+         i--) /* from the last row on: those before it are still as they were */
+        for (int c = 0; c < E; c++) {
+            double sum = 0;
+            for (int t = 0; t < T && t <= i; t++)
+                sum += (o->layer[layer].conv_base[which][(side * T + t) * E + c] +
+                        taps[((i * 2 + side) * T + t) * G + c / o->conv_group]) *
+                       y[(size_t)(i - t) * (size_t)E + (size_t)c];
+            y[(size_t)i * (size_t)E + (size_t)c] = sum;
+        }
+}
+
+/* Attention of n rows y [n, E], already normed, added to x. taps: of a DFlash2's convolutions. */
 static void attention(const struct oracle *o, int layer, struct oracle_cache *c, double *x, const double *y,
-                      int n, int pos0)
+                      int n, int pos0, const double *taps)
 {
     const struct oracle_layer *l = &o->layer[layer];
     const int D = o->D, step = (o->hybrid ? 2 : 1) * D; /* a head's query, and its gate behind it */
@@ -368,6 +454,7 @@ static void attention(const struct oracle *o, int layer, struct oracle_cache *c,
         free(score);
     }
     matmul(sum, l->o, a, n, o->E, (int64_t)HD);
+    convolve(o, layer, 0, 1, taps, sum, n);
     for (size_t i = 0; i < rows * E; i++) x[i] += sum[i];
     free(q);
     free(a);
@@ -460,15 +547,22 @@ static void block(const struct oracle *o, int layer, struct oracle_cache *c, dou
     double *y = malloc(rows * E * sizeof *y), *g = malloc(rows * F * sizeof *g),
            *u = malloc(rows * F * sizeof *u);
     for (int i = 0; i < n; i++) rms_norm(y + (size_t)i * E, x + (size_t)i * E, l->attn_norm, o->E, o->eps);
+    double *taps = conv_taps_of(o, layer, 0, y, n);
+    convolve(o, layer, 0, 0, taps, y, n);
     if (l->qkv)
         delta_net(o, layer, c, x, y, n, pos0);
     else
-        attention(o, layer, c, x, y, n, pos0);
+        attention(o, layer, c, x, y, n, pos0, taps);
+    free(taps);
     for (int i = 0; i < n; i++) rms_norm(y + (size_t)i * E, x + (size_t)i * E, l->ffn_norm, o->E, o->eps);
+    taps = conv_taps_of(o, layer, 1, y, n);
+    convolve(o, layer, 1, 0, taps, y, n);
     matmul(g, l->gate, y, n, o->F, o->E);
     matmul(u, l->up, y, n, o->F, o->E);
     for (size_t i = 0; i < rows * F; i++) g[i] *= sigmoid(g[i]) * u[i];
     matmul(y, l->down, g, n, o->E, o->F);
+    convolve(o, layer, 1, 1, taps, y, n);
+    free(taps);
     for (size_t i = 0; i < rows * E; i++) x[i] += y[i];
     free(y);
     free(g);
@@ -507,8 +601,43 @@ void oracle_context(const struct oracle *d, struct oracle_cache *c, const double
     free(g);
 }
 
+/* The best of n scores, and how far the second best is. */
+static int best_of(const double *x, int n, double *margin)
+{
+    int best = 0;
+    for (int i = 1; i < n; i++)
+        if (x[i] > x[best]) best = i;
+    *margin = INFINITY;
+    for (int i = 0; i < n; i++)
+        if (i != best && x[best] - x[i] < *margin) *margin = x[best] - x[i];
+    return best;
+}
+
+/* DFlash2's choice for a row h [E] (normed) of logits l [V] behind token `before`. */
+static int32_t choose(const struct oracle *d, int V, const double *l, const double *h, int32_t before,
+                      double *margin)
+{
+    double *score = malloc((size_t)V * sizeof *score), *r = malloc((size_t)d->rank * sizeof *r),
+           last = INFINITY;
+    matmul(r, d->hidden, h, 1, d->rank, d->E);
+    for (int v = 0; v < V; v++) score[v] = -INFINITY;
+    for (int k = 0, id = 0; k < d->candidates; k++) { /* the largest logits, one after the other */
+        int best = -1;
+        for (int v = 0; v < V; v++)
+            if ((l[v] < last || (l[v] == last && v > id)) && (best < 0 || l[v] > l[best])) best = v;
+        id = best, last = l[best];
+        score[id] = l[id];
+        for (int i = 0; i < d->rank; i++)
+            score[id] += d->before[before * d->rank + i] * r[i] * d->after[id * d->rank + i];
+    }
+    const int id = best_of(score, V, margin);
+    free(score);
+    free(r);
+    return id;
+}
+
 void oracle_draft(const struct oracle *d, const struct oracle *t, struct oracle_cache *c, int32_t anchor,
-                  double *logits)
+                  double *logits, int32_t *ids, double *tops, double *margins)
 {
     size_t E = (size_t)d->E;
     double *x = malloc((size_t)d->block * E * sizeof *x);
@@ -517,5 +646,17 @@ void oracle_draft(const struct oracle *d, const struct oracle *t, struct oracle_
     for (int l = 0; l < d->L; l++) block(d, l, c, x, d->block, c->n);
     for (int i = 0; i < d->block; i++) rms_norm(x + (size_t)i * E, x + (size_t)i * E, d->norm, d->E, d->eps);
     matmul(logits, t->head, x, d->block, t->V, d->E);
+    for (int i = 0; i < d->block * t->V; i++) {
+        logits[i] *= d->multiplier;
+        if (d->cap > 0) logits[i] = d->cap * tanh(logits[i] / d->cap);
+    }
+    for (int i = 1; ids && i < d->block; i++) {
+        const double *l = logits + (size_t)i * (size_t)t->V;
+        const int top = best_of(l, t->V, &margins[i - 1]);
+        ids[i - 1] = top, tops[i - 1] = l[top];
+        if (!d->conv_taps) continue;
+        ids[i - 1] = choose(d, t->V, l, x + (size_t)i * E, i > 1 ? ids[i - 2] : anchor, &margins[i - 1]);
+        if (i > 1 && margins[i - 2] < margins[i - 1]) margins[i - 1] = margins[i - 2];
+    }
     free(x);
 }

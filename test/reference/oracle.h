@@ -2,10 +2,11 @@
  * greedy loop over the two.
  *
  * It reads Hugging Face directories, shares no code with the engine but the file readers, and keeps whole
- * sequences instead of caches where that is simpler to believe. The tests compare the engine with it: logits
- * within a stated tolerance, ids up to near-ties, every cycle's proposals. Sources: the Qwen3 block; the
- * Qwen3.5 block and "Gated Delta Networks", arXiv 2412.06464; DFlash, arXiv 2602.06036 (taps are the residual
- * stream after a block; context features skip input_layernorm; the block is [anchor, mask...]). */
+ * sequences instead of caches where that is simpler to believe. Drafters are DFlash or DFlash2
+ * (dflash/model.py of Z Lab). The tests compare the engine with it: logits within a stated tolerance, ids up
+ * to near-ties, every cycle's proposals. Sources: the Qwen3 block; the Qwen3.5 block and "Gated Delta
+ * Networks", arXiv 2412.06464; DFlash, arXiv 2602.06036 (taps are the residual stream after a block; context
+ * features skip input_layernorm; the block is [anchor, mask...]). */
 #ifndef DFLASH_ORACLE_H
 #define DFLASH_ORACLE_H
 
@@ -22,6 +23,8 @@ struct oracle_layer {
     /* a gated delta net in place of attention: qkv is not NULL; W = 2*K*d + M*d channels */
     double *qkv, *z, *alpha, *beta, *out;   /* [W, E], [M*d, E], [M, E] x2, [E, M*d] */
     double *conv, *a_log, *dt, *delta_norm; /* [W, conv], [M] x2, [d] */
+    /* DFlash2: around attention and around the feed-forward, [2, taps, E] and [2 * taps * E / group, E] */
+    double *conv_base[2], *conv_proj[2];
 };
 
 struct oracle {
@@ -35,6 +38,10 @@ struct oracle {
     /* drafters */
     double *fc, *hidden_norm; /* [E, n_taps*E], [E] */
     int block, mask_id, n_taps, taps[64];
+    /* DFlash2: conv_taps is not 0. Candidates, rank of the codebooks [V, rank] x2, hidden [rank, E] */
+    int conv_taps, conv_group, candidates, rank;
+    double *before, *after, *hidden;
+    double multiplier, cap; /* on the logits; cap 0: none */
 };
 
 /* Keys and values of every layer: k, v [cap, G, D]. A delta net keeps its inputs at every position, u [cap,
@@ -59,8 +66,11 @@ void oracle_forward(const struct oracle *t, struct oracle_cache *c, const int32_
                     const struct oracle *d, double *taps);
 /* Drafter: append the context of n positions at c->n .. from their taps [n, n_taps*E]. */
 void oracle_context(const struct oracle *d, struct oracle_cache *c, const double *taps, int n);
-/* Drafter: logits [block, V] of the block whose anchor stands at position c->n; c is left as it was. */
+/* Drafter: logits [block, V] of the block whose anchor stands at position c->n, and its greedy proposals, ids
+ * [block - 1] (NULL: none); c is left as it was. tops, margins [block - 1]: the best logit of their rows, and
+ * how far the second best choice was; where a proposal hangs on those before it, the least of theirs as well.
+ */
 void oracle_draft(const struct oracle *d, const struct oracle *t, struct oracle_cache *c, int32_t anchor,
-                  double *logits);
+                  double *logits, int32_t *ids, double *tops, double *margins);
 
 #endif

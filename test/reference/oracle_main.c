@@ -97,7 +97,8 @@ static int run_logits(const char *target, const char *drafter)
         struct oracle_cache *dc = oracle_cache_new(d, n + d->block);
         double *block = malloc((size_t)d->block * (size_t)t->V * sizeof *block);
         oracle_context(d, dc, taps, n);
-        oracle_draft(d, t, dc, argmax(logits + (size_t)(n - 1) * (size_t)t->V, t->V), block);
+        oracle_draft(d, t, dc, argmax(logits + (size_t)(n - 1) * (size_t)t->V, t->V), block, NULL, NULL,
+                     NULL);
         write_floats(block, (size_t)d->block * (size_t)t->V);
         oracle_cache_free(d, dc);
         free(block);
@@ -142,13 +143,12 @@ static json_t *trace_prompt(const struct oracle *t, const struct oracle *d, cons
     for (int made = 1; made < n_new;) {
         int start = n + made - 1, accepted = 0;
         json_t *tops = json_array(), *dm = json_array(), *tm = json_array(), *cycle = json_object();
-        oracle_draft(d, t, dc, out[made - 1], draft);
+        double top[64], far[64];
+        oracle_draft(d, t, dc, out[made - 1], draft, row + 1, top, far);
         row[0] = out[made - 1];
         for (int i = 1; i < B; i++) {
-            const double *l = draft + (size_t)i * V;
-            row[i] = argmax(l, t->V);
-            json_array_append_new(tops, rounded(l[row[i]]));
-            json_array_append_new(dm, rounded(margin(l, t->V)));
+            json_array_append_new(tops, rounded(top[i - 1]));
+            json_array_append_new(dm, rounded(far[i - 1]));
         }
         oracle_forward(t, c, row, B, logits, d, taps);
         for (int i = 0; i <= accepted; i++) {

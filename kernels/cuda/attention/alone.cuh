@@ -126,51 +126,35 @@ __global__ void __launch_bounds__(alone<D>::THREADS, 1) attn_alone(const __grid_
         const int mine = low - pos0, count_mine = max(high - low, 0),
                   unseen = begins && a.fold
                                ? max(min(own_to, seen.hi > seen.lo ? new_lo - pos0 : a.n) - own, 0)
-                               : 0,
-                  begin_mine = begins ? groups_q : 0,
-                  begin_unseen = begin_mine + (count_mine + H::ROWS - 1) / H::ROWS * 2,
-                  all = begin_unseen + (unseen + H::ROWS - 1) / H::ROWS * 2;
-        int i, j;
-        bool query, local, value, really;
+                               : 0;
+        const made_rows rows =
+            made_rows_of<H>(tile, begins ? groups_q : 0, real, mine, count_mine, own, unseen);
         H ahead_rows;
-        const auto is = [&](int it) {
-            query = it < begin_mine, local = it < begin_unseen;
-            const int at = it - (query   ? 0
-                                 : local ? begin_mine
-                                         : begin_unseen),
-                      some = query   ? real
-                             : local ? count_mine
-                                     : unseen,
-                      half = (some + H::ROWS - 1) / H::ROWS; /* keys, then values, which are less work */
-            value = !query && at >= half;
-            const int mate = (value ? at - half : at) * H::ROWS + lane / H::LANES;
-            i = min(mate, some - 1), really = mate < some;
-            j = query ? row_of(a, tile * TILE + i) : local ? mine + i : own + i;
-        };
 #pragma unroll 1
-        for (int it = w - WARPS; it < all; it += WARPS) {
+        for (int it = w - WARPS; it < rows.all; it += WARPS) {
             H h = ahead_rows;
-            if (it + WARPS < all) {
-                is(it + WARPS);
-                ahead_rows.load(
-                    a, query ? query_of(i, j) : (value ? a.new_v : a.new_k) + j * stride + kv_head * D,
-                    value ? NULL : table_of(j));
+            if (it + WARPS < rows.all) {
+                const made_row r = made_row_of<H>(a, rows, it + WARPS, lane);
+                ahead_rows.load(a,
+                                r.query ? query_of(r.i, r.j)
+                                        : (r.value ? a.new_v : a.new_k) + r.j * stride + kv_head * D,
+                                r.value ? NULL : table_of(r.j));
             }
             if (it < 0) continue;
-            is(it);
-            const float *norm = query ? a.q_norm : value ? NULL : a.k_norm;
-            h.turn(a, value ? a.v_norm : norm != NULL, norm, !value && a.half);
-            if (query) {
-                h.template put_query<BF16>(a, queries, units, i, really);
-            } else if (really) {
-                const int at = pos0 + j;
+            const made_row r = made_row_of<H>(a, rows, it, lane);
+            const float *norm = r.query ? a.q_norm : r.value ? NULL : a.k_norm;
+            h.turn(a, r.value ? a.v_norm : norm != NULL, norm, !r.value && a.half);
+            if (r.query) {
+                h.template put_query<BF16>(a, queries, units, r.i, r.really);
+            } else if (r.really) {
+                const int at = pos0 + r.j;
                 int place = at / LEAF - first - ahead; /* of its leaf, among those side by side */
                 if (place < 0) place += count;
                 place -= q0;
-                if (local)
-                    h.template put<BF16>((uint16_t *)(slots + (2 * place + value) * F::SLOT) +
+                if (r.local)
+                    h.template put<BF16>((uint16_t *)(slots + (2 * place + r.value) * F::SLOT) +
                                          at % LEAF * PITCH);
-                if (!local || (j >= own && j < own_to)) h.template put<BF16>(ring_at(at, value));
+                if (!r.local || (r.j >= own && r.j < own_to)) h.template put<BF16>(ring_at(at, r.value));
             }
         }
     };

@@ -309,6 +309,45 @@ DEV float side_sum(const float *sums, int r)
     return quad_sum(__fadd_rn(__fadd_rn(u.x, u.y), __fadd_rn(u.z, u.w)));
 }
 
+/* Rows that a block norms and rotates, some of a kind at a time: the tile's queries (before begin_mine), new
+ * keys and values of its leaves (before begin_unseen), and those of the tile's own rows that no row sees; of
+ * a kind keys first, then values, which are less work. */
+struct made_rows {
+    int tile, begin_mine, begin_unseen, all; /* groups of them */
+    int real, count_mine, unseen, mine, own; /* how many; the first row of the last two */
+};
+template <class H>
+DEV made_rows made_rows_of(int tile, int groups_q, int real, int mine, int count_mine, int own, int unseen)
+{
+    made_rows m = {tile, groups_q, 0, 0, real, count_mine, unseen, mine, own};
+    m.begin_unseen = m.begin_mine + (count_mine + H::ROWS - 1) / H::ROWS * 2;
+    m.all = m.begin_unseen + (unseen + H::ROWS - 1) / H::ROWS * 2;
+    return m;
+}
+/* Of group `it` the lane's: the i-th of its kind, row j of the pass; really: it is not one more of the last.
+ */
+struct made_row {
+    int i, j;
+    bool query, local, value, really;
+};
+template <class H> DEV made_row made_row_of(const attn &a, const made_rows &m, int it, int lane)
+{
+    made_row r;
+    r.query = it < m.begin_mine, r.local = it < m.begin_unseen;
+    const int at = it - (r.query   ? 0
+                         : r.local ? m.begin_mine
+                                   : m.begin_unseen),
+              some = r.query   ? m.real
+                     : r.local ? m.count_mine
+                               : m.unseen,
+              half = (some + H::ROWS - 1) / H::ROWS;
+    r.value = !r.query && at >= half;
+    const int mate = (r.value ? at - half : at) * H::ROWS + lane / H::LANES;
+    r.i = min(mate, some - 1), r.really = mate < some;
+    r.j = r.query ? row_of(a, m.tile * TILE + r.i) : (r.local ? m.mine : m.own) + r.i;
+    return r;
+}
+
 template <int D, bool BF16>
 __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __grid_constant__ attn a)
 {
@@ -390,44 +429,30 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
                   count_mine = max(min(high * LEAF, seen.hi) - pos0 - mine, 0),
                   unseen = begins && rank == 0 && a.fold
                                ? max(min(own_to, seen.hi > seen.lo ? new_lo - pos0 : a.n) - own, 0)
-                               : 0,
-                  begin_mine = begins ? groups_q : 0,
-                  begin_unseen = begin_mine + (count_mine + H::ROWS - 1) / H::ROWS * 2,
-                  all = begin_unseen + (unseen + H::ROWS - 1) / H::ROWS * 2;
-        int i, j;
-        bool query, local, value, really;
-        const auto is = [&](int it) {
-            query = it < begin_mine, local = it < begin_unseen;
-            const int at = it - (query   ? 0
-                                 : local ? begin_mine
-                                         : begin_unseen),
-                      count = query   ? real
-                              : local ? count_mine
-                                      : unseen,
-                      half = (count + H::ROWS - 1) / H::ROWS; /* keys, then values, which are less work */
-            value = !query && at >= half;
-            const int mate = (value ? at - half : at) * H::ROWS + lane / H::LANES;
-            i = min(mate, count - 1), really = mate < count;
-            j = query ? row_of(a, tile * TILE + i) : local ? mine + i : own + i;
-        };
+                               : 0;
+        const made_rows rows =
+            made_rows_of<H>(tile, begins ? groups_q : 0, real, mine, count_mine, own, unseen);
 #pragma unroll 1
-        for (int it = w < begin_mine ? w : w - WARPS; it < all; it += WARPS) { /* queries are on their way */
+        for (int it = w < rows.begin_mine ? w : w - WARPS; it < rows.all;
+             it += WARPS) { /* queries are on their way */
             H h = ahead;
-            if (it + WARPS < all) {
-                is(it + WARPS);
-                ahead.load(a, query ? query_of(i, j) : (value ? a.new_v : a.new_k) + j * stride + kv_head * D,
-                           value ? NULL : table_of(j));
+            if (it + WARPS < rows.all) {
+                const made_row r = made_row_of<H>(a, rows, it + WARPS, lane);
+                ahead.load(a,
+                           r.query ? query_of(r.i, r.j)
+                                   : (r.value ? a.new_v : a.new_k) + r.j * stride + kv_head * D,
+                           r.value ? NULL : table_of(r.j));
             }
             if (it < 0) continue;
-            is(it);
-            const float *norm = query ? a.q_norm : value ? NULL : a.k_norm;
-            h.turn(a, value ? a.v_norm : norm != NULL, norm, !value && a.half);
-            if (query) {
-                h.template put_query<BF16>(a, queries, units, i, really);
-            } else if (really) {
-                const int at = pos0 + j, slot = 2 * (high - 1 - at / LEAF) + value;
-                if (local) h.template put<BF16>((uint16_t *)(slots + slot * F::SLOT) + at % LEAF * PITCH);
-                if (!local || (j >= own && j < own_to)) h.template put<BF16>(ring_at(at, value));
+            const made_row r = made_row_of<H>(a, rows, it, lane);
+            const float *norm = r.query ? a.q_norm : r.value ? NULL : a.k_norm;
+            h.turn(a, r.value ? a.v_norm : norm != NULL, norm, !r.value && a.half);
+            if (r.query) {
+                h.template put_query<BF16>(a, queries, units, r.i, r.really);
+            } else if (r.really) {
+                const int at = pos0 + r.j, slot = 2 * (high - 1 - at / LEAF) + r.value;
+                if (r.local) h.template put<BF16>((uint16_t *)(slots + slot * F::SLOT) + at % LEAF * PITCH);
+                if (!r.local || (r.j >= own && r.j < own_to)) h.template put<BF16>(ring_at(at, r.value));
             }
         }
     };

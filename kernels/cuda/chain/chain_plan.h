@@ -221,6 +221,8 @@ struct chain_tuning {
     int head_ahead;   /* k_ahead of those */
     int rows_ahead;   /* k_ahead where rows of more than 4,096 columns are normed, without delta nets */
     int split_normed; /* `split` of rows that are normed, or gated in the step */
+    int spread;       /* slices of alpha and beta a block, where those that have less take all of them */
+    int mixed;        /* 1: the kernel of mixes also where all is of K types */
 };
 extern struct chain_tuning chain_tuning;
 
@@ -274,6 +276,19 @@ struct chain_state {
 
 /* ---- planning ---- */
 
+/* Pairs of panels of the block that has most. */
+static inline int32_t pairs_a_block(const struct chain_step *s, int blocks)
+{
+    return (s->pairs - 1) / blocks + 1;
+}
+/* Bytes of a unit of its widest matrix. */
+static inline int32_t widest_unit(const struct chain_step *s)
+{
+    int32_t widest = 0;
+    for (int32_t j = 0; j < s->n_m; j++)
+        if (s->m[j].unit_bytes > widest) widest = s->m[j].unit_bytes;
+    return widest;
+}
 /* The step is of types that forms of K types alone lack: others than K, IQ4_XS. */
 bool chain_is_other(const struct chain_step *s);
 /* The product as a step; false: no chain has such. */

@@ -241,6 +241,7 @@ static const struct kn_ops *table(bool direct, bool chains)
     t.tap = cuda_tap;
     t.norm_add = cuda_norm_add;
     t.norm_join = cuda_norm_join;
+    t.norm_pair = cuda_norm_pair;
     t.gate = cuda_gate;
     t.route = cuda_route;
     t.experts_gated = cuda_experts_gated;
@@ -254,6 +255,12 @@ static const struct kn_ops *table(bool direct, bool chains)
     t.delta_linear = cuda_delta_linear;
     t.softcap = cuda_softcap;
     t.pick = cuda_pick;
+    t.cell = cuda_cell;
+    t.spread = cuda_spread;
+    t.conv = cuda_conv;
+    t.top = cuda_top;
+    t.edges = cuda_edges;
+    t.walk = cuda_walk;
     t.find_bad = cuda_find_bad;
     t.read_speed = cuda_read_speed;
     t.product_speed = cuda_product_speed;

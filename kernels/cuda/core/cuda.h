@@ -46,10 +46,11 @@ struct cuda_attention_tuning {
 extern struct cuda_attention_tuning cuda_attention_tuning;
 /* How the delta nets of a prompt are run (delta/many.cu). For benchmarks and tests. */
 struct delta_tuning {
-    int segment; /* rows whose blocks are made at a time, a multiple of 32 */
-    bool rows;   /* token by token, as a step is */
-    bool apart;  /* rows that may be rejected: state, norm and rounding for the next product as kernels of
-                    their own */
+    int segment;     /* rows whose blocks are made at a time, a multiple of 32 */
+    bool rows;       /* token by token, as a step is */
+    int chunks_from; /* rows from which a call that is fused with its product goes by chunks (chunks.cuh) */
+    bool apart;      /* rows that may be rejected: state, norm and rounding for the next product as kernels of
+                        their own */
 };
 extern struct delta_tuning delta_tuning;
 /* How products of more than 64 rows are run (many.cuh). For benchmarks and tests. */
@@ -61,7 +62,8 @@ struct many_tuning {
     bool beside;        /* gate on a stream of its own */
     bool together;      /* small weights as one */
     int tile_rows;      /* rows of a pass up to which tiles take it (compute capability 9.0); 0: never */
-    int stagger;        /* tiles: stages of columns between the first of 128 outputs and of the next */
+    int tile_rows_32;   /* the same where weights are in blocks of 32 */
+    int wide_rows;      /* rows up to which K types go through the kernels of 17 to 64 rows, 64 at a time */
     int tile;           /* only this one, 0 .. many_tile_kinds - 1; -1: as chosen */
 };
 extern struct many_tuning many_tuning;

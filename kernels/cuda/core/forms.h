@@ -46,6 +46,7 @@
     F(DELTA_ROWS, "delta rows")         /* token by token, any heads */                                      \
     F(DELTA_FEW, "delta few")                                                                                \
     F(DELTA_ONE, "delta one")                                                                                \
+    F(DELTA_CHUNKS, "delta chunks")                                                                          \
     F(DELTA_BLOCKS, "delta blocks")
 
 enum cuda_form {

@@ -13,6 +13,11 @@ void cuda_free(struct kn_backend *, void *);
 double cuda_read_speed(struct kn_backend *);
 double cuda_product_speed(struct kn_backend *);
 
+/* cell.cu */
+int cuda_cell(struct kn_backend *, const struct kn_cell *);
+int cuda_spread(struct kn_backend *, float *out, int64_t n_out, const float *x, int64_t n_x,
+                const int32_t *from, int32_t n);
+
 /* embed.cu */
 int cuda_embed(struct kn_backend *, float *out, const struct kn_weight *table, const int32_t *ids, int32_t n,
                float scale);
@@ -32,6 +37,7 @@ int cuda_norm_add(struct kn_backend *, float *out, const float *x, const float *
 int cuda_norm_join(struct kn_backend *, float *out, const float *x, const float *y, const float *y_weight,
                    const float *z, const float *z_weight, const float *weight, int32_t n, int64_t width,
                    float eps, float scale);
+int cuda_norm_pair(struct kn_backend *, const struct kn_norm_pair *);
 int cuda_gate(struct kn_backend *, float *x, const float *g, int32_t n, int64_t width, int64_t g_width);
 int cuda_tap(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
              int64_t width);
@@ -47,6 +53,16 @@ size_t cuda_attention_scratch(int32_t n, int32_t n_head, const struct kn_kv *, i
 /* pick.cu */
 int cuda_pick(struct kn_backend *, const struct kn_pick *);
 size_t cuda_pick_scratch(int32_t n, int64_t n_vocab);
+
+/* the same file: 0, or an error of op */
+int cuda_check_sampler(struct cuda_backend *, const char *op, const struct kn_sampler *);
+
+/* draft/ */
+int cuda_conv(struct kn_backend *, const struct kn_conv *);
+int cuda_top(struct kn_backend *, const struct kn_top *);
+size_t cuda_top_scratch(int32_t n, int64_t n_vocab);
+int cuda_edges(struct kn_backend *, const struct kn_edges *);
+int cuda_walk(struct kn_backend *, const struct kn_walk *);
 
 /* route.cu, delta.cu */
 int cuda_route(struct kn_backend *, const struct kn_route *);

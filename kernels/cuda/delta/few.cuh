@@ -96,10 +96,12 @@ DEV void strip_outputs(float y[STRIP_OF], const float4 &taps, const float x[STRI
     silu_all(*(float(*)[STRIP_OF])y);
 }
 
-/* A warp: norms of token t's q and k, their product; to the head's four blocks. */
-DEV void norm_token(struct few_memory &m, const struct few_part &b, int t)
+/* A warp: norms of a token's q and k, which stand at q, and their product; as token t to the head's four
+ * blocks, whose barrier is `bar`, once these are free for it. */
+template <class M, class FREE>
+DEV void norm_token(M &m, const struct few_part &b, const float *q, int t, unsigned bar, FREE free)
 {
-    const float *const q = m.qk[t], *const k = q + D;
+    const float *const k = q + D;
     const int lane = b.lane;
     float4 q4 = *(const float4 *)(q + 4 * lane), k4 = *(const float4 *)(k + 4 * lane);
     const struct delta_roots r = delta_roots_of(q, k, lane);
@@ -109,7 +111,8 @@ DEV void norm_token(struct few_memory &m, const struct few_part &b, int t)
         *q_of[i] = __fmul_rn(__fmul_rn(*q_of[i], r.q), DELTA_SCALE);
         *k_of[i] = __fmul_rn(*k_of[i], r.k);
     }
-    const unsigned at = shared_at(q + 4 * lane), to_kq = shared_at(&m.gates[t].z), bar = shared_at(&m.tokens);
+    free();
+    const unsigned at = shared_at(m.qk[t] + 4 * lane), to_kq = shared_at(&m.gates[t].z);
 #pragma unroll
     for (int i = 0; i < QUARTERS; i++) {
         const unsigned there = cluster_at(bar, b.head0 + i);
@@ -173,6 +176,10 @@ DEV float2 few_gates_of(const struct layer &l, const struct few_part &b, int32_t
                 *beta = row < 0 ? alpha + a.n_v : a.beta + (int64_t)row * a.n_v;
     return make_float2(__ldcg(alpha + b.h), __ldcg(beta + b.h));
 }
+DEV float2 few_gates_value(const float2 &own, const float2 &g)
+{
+    return make_float2(dev_exp(__fmul_rn(own.x, dev_softplus(__fadd_rn(g.x, own.y)))), dev_sigmoid(g.y));
+}
 DEV void few_gates(struct few_memory &m, const struct few_part &b, const float2 &own, const float2 &g,
                    int32_t n)
 {
@@ -180,17 +187,16 @@ DEV void few_gates(struct few_memory &m, const struct few_part &b, const float2 
     const unsigned tokens = shared_at(&m.tokens);
     if (b.lane == 0) cluster_bar_expect(tokens, (unsigned)n * TOKEN_BYTES);
     if (at >= 0) {
-        const float2 v =
-            make_float2(dev_exp(__fmul_rn(own.x, dev_softplus(__fadd_rn(g.x, own.y)))), dev_sigmoid(g.y));
-        cluster_store(cluster_at(shared_at(&m.gates[at]), to), v, cluster_at(tokens, to));
+        cluster_store(cluster_at(shared_at(&m.gates[at]), to), few_gates_value(own, g),
+                      cluster_at(tokens, to));
     }
     __syncwarp();
 }
 
 /* A token: s is the thread's part of two rows of the state. Returns, where OUTPUT, S q of the first row in
  * the first half of a row's lanes, of the second in the other. */
-template <bool OUTPUT>
-DEV float few_token(float s[2][D / LANES], const struct few_memory &m, int t, int row, int lane)
+template <bool OUTPUT, class M>
+DEV float few_token(float s[2][D / LANES], const M &m, int t, int row, int lane)
 {
     const float *const from = m.qk[t] + 4 * lane;
     const float4 gates = m.gates[t];
@@ -255,7 +261,7 @@ DEV void few_tokens(const struct layer &l, struct few_memory &m, const struct fe
 }
 
 /* A lane: four columns of what the convolution keeps, and of the log, every `step`th row from row i on. */
-DEV void few_keep(const struct layer &l, int64_t at, int i, int step, int32_t pending)
+template <int AT_ONCE> DEV void few_keep(const struct layer &l, int64_t at, int i, int step, int32_t pending)
 {
     const struct kn_delta &a = l.a;
     const bool final = final_of(l, pending);
@@ -270,10 +276,12 @@ DEV void few_keep(const struct layer &l, int64_t at, int i, int step, int32_t pe
         for (int j = 0; j < TAPS - 1; j++)
             if (j < before && i == 0) __stcg((float4 *)(l.s.conv + j * l.width + at), x[j]);
     }
-    if (!final) log_rows(l, at, logged_at(l, pending), i, step);
+    if (!final) log_rows<AT_ONCE>(l, at, logged_at(l, pending), i, step);
 }
 /* The last two warps: the block's columns of v; and those of its quarter of q and k, with the gates, where
- * its head is the last that has read them. All of the head's inputs have been read. */
+ * its head is the last that has read them. All of the head's inputs have been read. AT_ONCE: rows on their
+ * way together. */
+template <int AT_ONCE>
 DEV void few_keep_all(const struct layer &l, const struct few_part &b, unsigned *count, int32_t pending)
 {
     const struct kn_delta &a = l.a;
@@ -288,14 +296,26 @@ DEV void few_keep_all(const struct layer &l, const struct few_part &b, unsigned 
         if (__shfl_sync(~0u, before, 0) != (unsigned)rep - 1) return;
     }
     const int head = of_v ? 2 * a.n_k + b.h : four / 8 * a.n_k + b.kh;
-    few_keep(l, (int64_t)head * D + b.quarter * ROWS + 4 * (four % 8), lane / wide, 32 / wide, pending);
+    few_keep<AT_ONCE>(l, (int64_t)head * D + b.quarter * ROWS + 4 * (four % 8), lane / wide, 32 / wide,
+                      pending);
     if (of_v || final_of(l, pending) || b.quarter) return;
 #pragma unroll 1
-    for (int i = lane; i < rep * a.n; i += 32) {
-        const int row = i / rep, h = b.kh + i % rep * a.n_k;
-        float *const to = l.s.log + (logged_at(l, pending) + row) * (l.width + 2 * a.n_v) + l.width + h;
-        const int64_t at = (int64_t)row * a.n_v + h;
-        to[0] = __ldcg(a.alpha + at), to[a.n_v] = __ldcg(a.beta + at);
+    for (int i = lane; i < rep * a.n; i += 8 * AT_ONCE) {
+        float x[AT_ONCE / 4][2];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE / 4; j++) {
+            const int k = min(i + 32 * j, rep * a.n - 1);
+            const int64_t at = (int64_t)(k / rep) * a.n_v + b.kh + k % rep * a.n_k;
+            x[j][0] = __ldcg(a.alpha + at), x[j][1] = __ldcg(a.beta + at);
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE / 4; j++) {
+            const int k = i + 32 * j;
+            if (k >= rep * a.n) break;
+            float *const to = l.s.log + (logged_at(l, pending) + k / rep) * (l.width + 2 * a.n_v) + l.width +
+                              b.kh + k % rep * a.n_k;
+            to[0] = x[j][0], to[a.n_v] = x[j][1];
+        }
     }
 }
 
@@ -353,7 +373,8 @@ DEV void few_block(const struct layer &l, const mm_prep &p, unsigned *count, str
 #pragma unroll
                 for (int i = 0; i < 2 * D / LANES; i++) s[i / (D / LANES)][i % (D / LANES)] = kept[i];
 #pragma unroll 1
-            for (int t = b.warp; t < have; t += STATE_WARPS) norm_token(m, b, from + t);
+            for (int t = b.warp; t < have; t += STATE_WARPS)
+                norm_token(m, b, m.qk[from + t], from + t, tokens, [] {});
             cluster_bar_wait(tokens, t0 / CHUNK % 2);
             few_tokens(l, m, b, s, n, min(max(pending - t0, 0), n),
                        pending && !a.commit && pending >= t0 && pending < t0 + n);
@@ -375,7 +396,7 @@ DEV void few_block(const struct layer &l, const mm_prep &p, unsigned *count, str
     if (b.warp < WARPS - 2) return;
     cluster_bar_wait(tokens,
                      (all - 1) / CHUNK % 2); /* the head's blocks have read what they read of the log */
-    few_keep_all(l, b, count, pending);
+    few_keep_all<4>(l, b, count, pending);
 }
 #endif
 #endif

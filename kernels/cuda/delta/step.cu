@@ -8,7 +8,7 @@
  * them. The log and the convolution's state, which blocks of other clusters read as well, are written by the
  * last block that has read them: of a key head's, the last of its value heads' blocks.
  *
- * Few rows: delta/few.cuh; one: delta/one.cuh.
+ * Few rows: delta/few.cuh; one: delta/one.cuh; 17 and more: delta/chunks.cuh.
  *
  * Every value has the bits of the three kernels. Bound: latency, from the last projection to the rounded row.
  */
@@ -108,18 +108,27 @@ DEV void finish_row(const struct layer &l, const mm_prep &p, const float o[BLOCK
                      (int)r);
 }
 
-/* Rows of the log, from row `first` on, every `step`th of the call from row i on, of four columns. */
-DEV void log_rows(const struct layer &l, int64_t at, int32_t first, int i, int step)
+/* Rows of the log, from row `first` on, every `step`th of the call from row i on, of four columns; AT_ONCE:
+ * on their way together. (A load does not pass the store before it, for all that the compiler knows.) */
+template <int AT_ONCE> DEV void log_rows(const struct layer &l, int64_t at, int32_t first, int i, int step)
 {
     const int64_t stride = l.width + 2 * l.a.n_v;
-#pragma unroll 4
-    for (; i < l.a.n; i += step)
-        __stcg((float4 *)(l.s.log + (first + i) * stride + at),
-               __ldcg((const float4 *)(l.a.qkv + i * l.width + at)));
+#pragma unroll 1
+    for (; i < l.a.n; i += AT_ONCE * step) {
+        float4 x[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            x[j] = __ldcg((const float4 *)(l.a.qkv + min(i + j * step, l.a.n - 1) * l.width + at));
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            if (i + j * step < l.a.n)
+                __stcg((float4 *)(l.s.log + (first + i + j * step) * stride + at), x[j]);
+    }
 }
 #include "one.cuh"
 #endif
 #include "few.cuh"
+#include "chunks.cuh"
 
 template <enum mm_act ACT>
 static __global__ void __launch_bounds__(THREADS, 2)
@@ -128,6 +137,17 @@ static __global__ void __launch_bounds__(THREADS, 2)
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     __shared__ __align__(16) struct few_memory m;
     few_block<ACT>(l, p, count, m);
+#endif
+}
+
+/* The same for 17 rows and more: delta/chunks.cuh. */
+template <enum mm_act ACT>
+static __global__ void __launch_bounds__(THREADS, 2)
+    delta_chunks(const __grid_constant__ struct layer l, const __grid_constant__ mm_prep p, unsigned *count)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(16) uint8_t memory[];
+    chunks_block<ACT>(l, p, count, *(struct chunks_memory *)memory);
 #endif
 }
 
@@ -148,13 +168,22 @@ static cudaError_t launch_of(struct cuda_backend *be, enum delta_form form, cons
                              const struct mm_prep *p)
 {
     static_assert(D == DELTA_FUSED_HEAD && TAPS == DELTA_FUSED_TAPS && QUARTERS == 4, "as delta_plan.h");
-    const bool one = form == DELTA_ONE;
-    cuda_count(be, one ? CUDA_DELTA_ONE : CUDA_DELTA_FEW);
+    cuda_count(be, form == DELTA_ONE   ? CUDA_DELTA_ONE
+                   : form == DELTA_FEW ? CUDA_DELTA_FEW
+                                       : CUDA_DELTA_CHUNKS);
     const dim3 grid(QUARTERS, (unsigned)l->a.n_v),
         cluster(QUARTERS, BLOCKS / QUARTERS); /* two heads' blocks */
-    if (!one)
+    if (form == DELTA_FEW)
         return cuda_launch_clusters(be, delta_step<ACT>, grid, dim3(THREADS), 0, cluster, *l, *p,
                                     be->delta_count);
+    if (form == DELTA_CHUNKS) {
+        const size_t bytes = sizeof(struct chunks_memory);
+        const cudaError_t err =
+            cudaFuncSetAttribute(delta_chunks<ACT>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+        return err ? err
+                   : cuda_launch_clusters(be, delta_chunks<ACT>, grid, dim3(THREADS), bytes, cluster, *l, *p,
+                                          be->delta_count);
+    }
     const int rc = cuda_flush(be); /* the launch's number is the next */
     if (rc) return cuda_told(rc);
     const struct experts_hand hand = experts_hand(be, ACT == MM_ACT_K ? (int64_t)l->a.n_v * D : 0);
@@ -170,7 +199,8 @@ int chain_delta_alone(struct cuda_backend *be, const struct kn_delta *a, const s
     struct mm_prep p;
     const struct cuda_device dev = cuda_device_of(be);
     const enum delta_form form = delta_form_of(&dev, a, w->n_in);
-    if ((form != DELTA_ONE && form != DELTA_FEW) || !mm_preparing(be, w, a->n, &p, &act))
+    if ((form != DELTA_ONE && form != DELTA_FEW && form != DELTA_CHUNKS) ||
+        !mm_preparing(be, w, a->n, &p, &act))
         return cuda_delta((struct kn_backend *)be, a);
     const struct layer l = {*a, *a->state, 2 * (int64_t)a->n_k * D + (int64_t)a->n_v * D, false};
     const int rc = cuda_check(be, "delta",

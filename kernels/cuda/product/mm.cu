@@ -34,7 +34,7 @@ int cuda_mm_open(struct cuda_backend *be)
                                    l < 16 && l / 4 % 2, l < 16 && l >= 8));
     for (int l = 0; l < 4 * MM_ACT_F32; l++) give_room(mm_kernel_few((enum mm_act)(l / 4), l % 2, l / 2 % 2));
     give_room(mm_kernel_few_late());
-    for (int l = 0; l < 40; l++) give_room(mm_kernel_wide(8 * (l % 10), l / 10 + 1));
+    for (int l = 0; l < 4 * 13; l++) give_room(mm_kernel_wide(8 * (l % 13), l / 13 + 1));
     if (err) return cuda_check(be, "matrix product kernels", err);
     if (mm_owed_open(be)) return KN_EMEM;
     be->mm_partial_bytes = MM_PARTIAL_BYTES;
@@ -258,8 +258,9 @@ static int launch_group(struct cuda_backend *be, const struct mm_product *p, con
     struct mm_args a = {};
     struct mm_group g;
     int err = make_group(be, p, list, count, &g, &a);
-    for (int32_t row = 0; row < p->n && !err; row += MM_PREP_ROWS) {
-        const int32_t rows = p->n - row < MM_PREP_ROWS ? p->n - row : MM_PREP_ROWS;
+    const int32_t most = mm_wide_format(&dev, g.t->act, p->n) ? p->n : MM_PREP_ROWS;
+    for (int32_t row = 0; row < p->n && !err; row += most) {
+        const int32_t rows = p->n - row < most ? p->n - row : most;
         const float *x = p->x + (int64_t)row * w0->n_in;
         if (mm_few_format(&dev, g.t->act, p->n, a.slice_units)) {
             struct mm_choice c;
@@ -341,8 +342,31 @@ int chain_alone(struct cuda_backend *be, const struct chain_product *c)
     return rc ? rc : run_rows(be, &p);
 }
 
-/* MANY_ROWS rows at a time (many_tuning.rows): through the library where that is wanted, else the row
- * kernels. */
+/* Rows row .. row + n - 1 of the product. */
+static struct mm_product part_of(const struct mm_product *p, int32_t row, int32_t n)
+{
+    struct mm_product part = *p;
+    part.n = p->n - row < n ? p->n - row : n;
+    part.x += (int64_t)row * p->w[0]->n_in;
+    for (int j = 0; j < p->n_w; j++) part.out[j] += (int64_t)row * p->w[j]->n_out;
+    return part;
+}
+
+/* As many rows at a time as mm_wide.cuh takes. */
+static int run_parts(struct cuda_backend *be, const struct mm_product *p)
+{
+    const int32_t most = mm_tuning.wide_most;
+    int err = 0;
+    for (int32_t row = 0; row < p->n && !err; row += most) {
+        const struct mm_product part = part_of(p, row, most);
+        err = run_rows(be, &part);
+        if (!err && part.n < p->n) err = cuda_flush(be); /* sums of slices: the next part wants their place */
+    }
+    return err;
+}
+
+/* MANY_ROWS rows at a time (many_tuning.rows): through tiles or the library where those are wanted, else the
+ * row kernels. */
 static int run(struct kn_backend *kb, const struct mm_product *p)
 {
     struct cuda_backend *be = cuda_of(kb);
@@ -354,11 +378,9 @@ static int run(struct kn_backend *kb, const struct mm_product *p)
     }
     err = p->norm && mm_is_owed(be, p->x, p->n, p->w[0]->n_in) ? 0 : cuda_flush(be);
     if (err || !many_wanted(be, p->n)) return err ? err : run_rows(be, p);
+    if (many_by_rows(be, p)) return run_parts(be, p);
     for (int32_t row = 0; row < p->n && !err; row += many_tuning.rows) {
-        struct mm_product part = *p;
-        part.n = p->n - row < many_tuning.rows ? p->n - row : many_tuning.rows;
-        part.x += (int64_t)row * p->w[0]->n_in;
-        for (int j = 0; j < p->n_w; j++) part.out[j] += (int64_t)row * p->w[j]->n_out;
+        const struct mm_product part = part_of(p, row, many_tuning.rows);
         err = many_wanted(be, part.n) ? many_run(be, &part) : run_rows(be, &part);
     }
     return err;

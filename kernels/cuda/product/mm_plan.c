@@ -10,6 +10,7 @@ struct mm_tuning mm_tuning = {.stages = 4,
                               .slices = 4,
                               .rounds = 8,
                               .slices_float = 8,
+                              .wide_most = MM_WIDE_MOST,
                               .long_row = 14336};
 
 /* Columns and bytes of a unit are those of 16 rows of blocks; the same constants are in mm_int.cuh and
@@ -74,7 +75,7 @@ static int32_t copy_units(enum mm_act act)
 static bool may_leave(const struct mm_shape *s, const struct mm_args *a, enum mm_act act,
                       size_t partial_bytes)
 {
-    if (mm_tuning.no_left || s->gated || s->n < 2 || s->n > MM_PREP_ROWS || !mm_is_int8(act) || !s->placed)
+    if (mm_tuning.no_left || s->gated || s->n < 2 || s->n > MM_WIDE_MOST || !mm_is_int8(act) || !s->placed)
         return false;
     size_t rows = 0;
     for (int i = 0; i < s->n_w; i++) {
@@ -395,8 +396,8 @@ static bool choose_few(const struct cuda_device *dev, enum mm_act act, int32_t n
 
 bool mm_wide_format(const struct cuda_device *dev, enum mm_act act, int32_t n)
 {
-    return act == MM_ACT_K && n > 16 && n <= MM_PREP_ROWS && cuda_device_early(dev) && !mm_tuning.no_wide &&
-           dev->smem_block >= 220 << 10;
+    return act == MM_ACT_K && n > 16 && n <= mm_tuning.wide_most && cuda_device_early(dev) &&
+           !mm_tuning.no_wide && dev->smem_block >= 220 << 10;
 }
 
 /* Blocks of `groups` tiles: what the busiest has, units times tiles. share: slices, else whole tiles. */
@@ -418,7 +419,7 @@ void mm_plan_wide(const struct cuda_device *dev, const struct mm_group *g, int32
 {
     static const struct {
         int rows, least, most; /* tiles of a block */
-    } built[] = {{24, 2, 4}, {32, 2, 4}, {48, 2, 3}, {64, 2, 3}};
+    } built[] = {{24, 2, 4}, {32, 2, 4}, {48, 2, 3}, {64, 2, 3}, {80, 2, 2}, {96, 2, 2}};
     const int rows = mm_wide_rows(n), grid = dev->sm_count;
     int64_t best = INT64_MAX;
     memset(c, 0, sizeof *c);
@@ -428,7 +429,7 @@ void mm_plan_wide(const struct cuda_device *dev, const struct mm_group *g, int32
     a->wide_tiles = 0;
     for (int i = 0; i < (a->gated ? 1 : a->count_w); i++)
         a->wide_tiles += (a->n_out[i] + (a->gated ? 31 : 63)) / (a->gated ? 32 : 64);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < (int)(sizeof built / sizeof *built); i++)
         for (int groups = built[i].most; groups >= built[i].least; groups--)
             for (int share = 0; share < 2; share++) {
                 const size_t room = (size_t)(grid * groups * a->slices * rows) * 64 * sizeof(float);

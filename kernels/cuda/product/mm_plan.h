@@ -17,7 +17,8 @@ extern "C" {
 #define MM_SLICES_MAX 64
 #define MM_WIDTH_MAX KN_MATRICES
 #define MM_RECORD 128      /* floats of a partial sum of 16 rows x 8 tokens */
-#define MM_PREP_ROWS 64    /* rows prepared at a time */
+#define MM_PREP_ROWS 64    /* rows prepared at a time, */
+#define MM_WIDE_MOST 96    /* or so many, of mm_wide.cuh */
 #define MM_ROW_BLOCKS 1024 /* 256-column blocks of a row, at most */
 
 /* What a weight type wants activations to be; matrices that want the same share a launch.
@@ -157,6 +158,7 @@ struct mm_tuning {
     int few_copy;     /* units of 32 columns a copy of its rings, even; 0 with few_stages 0: as measured */
     int no_left;      /* 1: products add their slices' sums themselves */
     int no_wide;      /* 1: no kernel of mm_wide.cuh */
+    int wide_most;    /* rows that it takes, at most MM_WIDE_MOST */
     int wide_groups;  /* tiles of its blocks; 0: as measured */
     int wide_stages;  /* at most; 0: as measured */
     int wide_share;   /* 1: whole tiles, 2: tiles shared by blocks; 0: as measured */
@@ -183,7 +185,7 @@ enum mm_form {
     MM_BULK,     /* mm_kernel.cuh with bulk copies */
     MM_FEW,      /* mm_few.cuh: up to 16 rows */
     MM_FEW_LATE, /* mm_few_late.cuh */
-    MM_WIDE,     /* mm_wide.cuh: 17 to 64 rows */
+    MM_WIDE,     /* mm_wide.cuh: 17 to MM_WIDE_MOST rows */
 };
 
 /* Matrices of one n_in, whose outputs one launch may compute. */
@@ -232,7 +234,7 @@ bool mm_few_format(const struct cuda_device *dev, enum mm_act act, int32_t n, in
 bool mm_wide_format(const struct cuda_device *dev, enum mm_act act, int32_t n);
 static inline int32_t mm_wide_rows(int32_t n)
 {
-    return n <= 24 ? 24 : n <= 32 ? 32 : n <= 48 ? 48 : 64;
+    return n <= 24 ? 24 : n <= 32 ? 32 : n <= 48 ? 48 : n <= 64 ? 64 : n <= 80 ? 80 : 96;
 }
 /* Bytes of a slice of all rows, there. */
 static inline int32_t mm_wide_slice(int32_t n, int32_t slice_units)

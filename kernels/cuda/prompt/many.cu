@@ -18,6 +18,8 @@
 #define PANEL_BYTES ((size_t)64 << 20)
 #define SMALL_ROWS 2048 /* weights of up to so many rows are put together */
 #define TILE_ROWS 768
+#define TILE_ROWS_32 384
+#define WIDE_ROWS_MOST 128
 
 struct many_tuning many_tuning = {.panel_bytes = PANEL_BYTES,
                                   .gate_bytes = GATE_BYTES,
@@ -26,7 +28,8 @@ struct many_tuning many_tuning = {.panel_bytes = PANEL_BYTES,
                                   .beside = true,
                                   .together = true,
                                   .tile_rows = TILE_ROWS,
-                                  .stagger = 0,
+                                  .tile_rows_32 = TILE_ROWS_32,
+                                  .wide_rows = WIDE_ROWS_MOST,
                                   .tile = -1};
 
 /* ---- scratch ---- */
@@ -140,6 +143,15 @@ int many_reserve(struct cuda_backend *be, int32_t n, int64_t n_in)
 bool many_wanted(const struct cuda_backend *be, int32_t n)
 {
     return be->many && be->many->all && n >= MANY_MIN;
+}
+
+bool many_by_rows(const struct cuda_backend *be, const struct mm_product *p)
+{
+    const struct cuda_device dev = cuda_device_of(be);
+    bool all = p->n > MM_PREP_ROWS && p->n <= many_tuning.wide_rows;
+    for (int32_t j = 0; j < p->n_w && all; j++)
+        all = mm_wide_format(&dev, product_type_of(p->w[j]->type)->act, MM_PREP_ROWS);
+    return all;
 }
 
 /* ---- panels ---- */

@@ -29,6 +29,9 @@ void many_close(struct cuda_backend *be);
 size_t many_bytes(int32_t n, int64_t n_in);
 /* true: products of n rows go through many_run. */
 bool many_wanted(const struct cuda_backend *be, int32_t n);
+/* true: the row kernels take the product, up to MM_WIDE_MOST rows at a time, with the bits of those rows: up
+ * to two such passes over weights of K types are quicker than one by tiles (docs/speed/prompts.md). */
+bool many_by_rows(const struct cuda_backend *be, const struct mm_product *p);
 /* n in MANY_MIN .. MANY_ROWS. The weights have one n_in; gated: two of one shape. */
 int many_run(struct cuda_backend *be, const struct mm_product *p);
 

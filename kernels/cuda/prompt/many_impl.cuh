@@ -128,9 +128,7 @@ struct tile_args {
     const float *factor;         /* [n] */
     bool add, gated;
     int act_kind;
-    uint32_t magic;      /* unpack.cuh */
-    int32_t stagger;     /* stages of columns from 128 outputs' first to that of the next 128 */
-    int32_t stage_lines; /* 64 columns each so many */
+    uint32_t magic; /* unpack.cuh */
 };
 /* Rows of the pass by outputs of a tile. TWICE: two blocks stand on a multiprocessor. */
 enum tile_kind {

@@ -48,6 +48,8 @@ static enum tile_kind choose(const struct cuda_backend *be, const struct tile_ar
 bool many_tiles(const struct cuda_backend *be, const struct mm_product *p)
 {
     if (be->cc < 90 || p->n > many_tuning.tile_rows) return false;
+    for (int j = 0; j < p->n_w && p->n > many_tuning.tile_rows_32; j++)
+        if (family_of(p->w[j]->type) == FAMILY_32) return false;
     return !p->gated || family_of(p->w[0]->type) == family_of(p->w[1]->type);
 }
 
@@ -63,7 +65,6 @@ static cudaError_t run_family(const struct cuda_backend *be, const struct mm_pro
     a.groups = (int32_t)((n_in + 31) / 32), a.stages = (int32_t)((n_in + columns - 1) / columns);
     a.pad = act->pad, a.act = act->act, a.factor = act->factor;
     a.magic = 0x4b000000;
-    a.stagger = many_tuning.stagger, a.stage_lines = columns / 64;
     a.add = p->add, a.gated = p->gated, a.act_kind = (int)p->act;
     for (int i = 0; i < count; i++) {
         const struct kn_weight *w = p->w[j + i];

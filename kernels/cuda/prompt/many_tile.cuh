@@ -9,9 +9,8 @@
  * are positions 2 q, 2 q + 1, 2 q + 8, 2 q + 9. The rows are stored in that order (many_rows.cu), so nothing
  * is moved between lanes.
  *
- * Bits. Every output is one chain of products of 16 columns. Its order is that of the columns; with a
- * stagger, from a stage on that depends on the output alone (128 neighbours have one) and around: so the bits
- * do not depend on N or on the number of rows. */
+ * Bits. Every output is one chain of products of 16 columns, in the order of the columns: so the bits do not
+ * depend on N or on the number of rows. */
 #ifndef DFLASH_CUDA_MANY_TILE_CUH
 #define DFLASH_CUDA_MANY_TILE_CUH
 
@@ -145,7 +144,7 @@ template <class S> struct consumer {
 /* x = W rows of this warp's panel: all columns. */
 template <uint32_t T, class S>
 DEV void sum_panel(float (&x)[S::N / 8][4], const tile_args &p, float scale, const uint8_t *slots, ring &rows,
-                   ring &weights, uint32_t at_rows, int start, int lane)
+                   ring &weights, uint32_t at_rows, int lane)
 {
     constexpr bool k =
         T == KN_Q2_K || T == KN_Q3_K || T == KN_Q4_K || T == KN_Q5_K || T == KN_Q6_K || T == KN_IQ4_XS;
@@ -157,7 +156,7 @@ DEV void sum_panel(float (&x)[S::N / 8][4], const tile_args &p, float scale, con
     consumer<S> put = {x, a, rows, at_rows, lane, 0, false};
 #pragma unroll 1
     for (int i = 0; i < p.stages; i++) {
-        const int stage = start + i < p.stages ? start + i : start + i - p.stages, first = stage * units;
+        const int first = i * units;
         bar_wait(weights.full + weights.at, weights.phase);
         const uint8_t *u = slots + weights.at * S::WEIGHT_BYTES;
 #pragma unroll
@@ -168,7 +167,7 @@ DEV void sum_panel(float (&x)[S::N / 8][4], const tile_args &p, float scale, con
         __syncwarp();
         if (lane == 0) bar_arrive(weights.empty + weights.at);
         weights.next(S::WEIGHT_STAGES);
-        if (!k && p.groups % 2 && stage + 1 == p.stages) { /* half of the last 64 columns is not there */
+        if (!k && p.groups % 2 && i + 1 == p.stages) { /* half of the last 64 columns is not there */
             asm_90("wgmma.wait_group.sync.aligned 0;" ::: "memory");
             rows.next(S::ROW_STAGES);
         }
@@ -181,14 +180,13 @@ DEV void sum_panel(float (&x)[S::N / 8][4], const tile_args &p, float scale, con
 
 struct tile_place {
     int weight, panel; /* the first of a block's; panels of 16 outputs that there are not are not stored */
-    int start;         /* the stage of columns that it begins with */
 };
 template <class S> DEV tile_place place_of(const tile_args &p, int tile)
 {
     int w = 0;
     while (w + 1 < p.n_w && tile >= p.first[w + 1]) w++;
     const int panel = (tile - p.first[w]) * 4 * (p.gated ? S::GROUPS / 2 : S::GROUPS);
-    return {w, panel, panel / 8 * p.stagger % p.stages};
+    return {w, panel};
 }
 
 /* 16 outputs from `row` on of N rows of the pass from `first` on. */
@@ -300,8 +298,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) sums(const __grid_const
                 const int panel = min(at.panel + mine, from.panels - 1);
                 const uint8_t *src = from.packed + panel * from.panel_bytes;
                 for (int i = 0; i < p.stages; i++) {
-                    const int stage = at.start + i < p.stages ? at.start + i : at.start + i - p.stages;
-                    const int64_t done = (int64_t)stage * from.stage_bytes;
+                    const int64_t done = (int64_t)i * from.stage_bytes;
                     const uint32_t bytes = (uint32_t)min((int64_t)from.stage_bytes, from.panel_bytes - done);
                     const uint32_t total = __reduce_add_sync(~0u, lane < 4 * S::GROUPS ? bytes : 0u);
                     bar_wait(weights.empty + weights.at, weights.phase ^ 1);
@@ -319,9 +316,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) sums(const __grid_const
             {
                 const int lines = (p.groups + 1) / 2; /* of 64 columns */
                 const uint8_t *src = (const uint8_t *)p.act + (int64_t)(item % p.parts) * S::ROW_BYTES;
-                int line = place_of<S>(p, item / p.parts).start * p.stage_lines;
-                for (int i = 0; i < lines; i++, line++) {
-                    if (line == lines) line = 0;
+                for (int line = 0; line < lines; line++) {
                     bar_wait(rows.empty + rows.at, rows.phase ^ 1);
                     if (lane == 0) {
                         bar_expect(rows.full + rows.at, S::ROW_BYTES);
@@ -343,8 +338,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) sums(const __grid_const
             const uint8_t *slots = m + S::AT_WEIGHTS + warp * S::UNIT_BYTES;
             float x[S::N / 8][4];
             of_types<TYPES...>(w.type, [&](auto of) {
-                sum_panel<decltype(of)::type, S>(x, p, w.scale, slots, rows, weights, shared_at(m), at.start,
-                                                 lane);
+                sum_panel<decltype(of)::type, S>(x, p, w.scale, slots, rows, weights, shared_at(m), lane);
             });
             const int first = item % p.parts * S::N;
             if (S::GROUPS % 2 == 0 && p.gated)

@@ -156,33 +156,39 @@ static size_t left_bytes(size_t rows, int64_t n_vocab)
 size_t cuda_pick_scratch(int32_t n, int64_t n_vocab)
 {
     size_t rows = n < GREEDY_ROWS ? n : GREEDY_ROWS, listed = n < LIST_ROWS ? n : LIST_ROWS;
-    return left_bytes(rows, n_vocab) + FIXED + round256(listed * n_vocab * sizeof(float)) +
-           round256(listed * n_vocab * sizeof(uint64_t));
+    const size_t pick = left_bytes(rows, n_vocab) + FIXED + round256(listed * n_vocab * sizeof(float)) +
+                        round256(listed * n_vocab * sizeof(uint64_t)),
+                 top = cuda_top_scratch((int32_t)rows, n_vocab);
+    return pick > top ? pick : top;
+}
+
+int cuda_check_sampler(struct cuda_backend *be, const char *op, const struct kn_sampler *s)
+{
+    if (!(s->temp >= 0.0f) || s->temp - s->temp != 0.0f)
+        return cuda_fail(be, KN_EINVAL, "%s: temperature %g (expected 0 or more)", op, (double)s->temp);
+    if (!(s->top_p >= 0.0f && s->top_p <= 1.0f) || !(s->min_p >= 0.0f && s->min_p <= 1.0f))
+        return cuda_fail(be, KN_EINVAL, "%s: top-p %g, min-p %g (expected 0 to 1)", op, (double)s->top_p,
+                         (double)s->min_p);
+    if (s->top_k < 0 || s->repeat_last < 0)
+        return cuda_fail(be, KN_EINVAL, "%s: top-k %d, repeat-last %d (expected 0 or more)", op, s->top_k,
+                         s->repeat_last);
+    if (!(s->repeat_penalty > 0.0f) || s->repeat_penalty - s->repeat_penalty != 0.0f)
+        return cuda_fail(be, KN_EINVAL, "%s: repeat penalty %g (expected more than 0)", op,
+                         (double)s->repeat_penalty);
+    if (s->presence - s->presence != 0.0f || s->frequency - s->frequency != 0.0f)
+        return cuda_fail(be, KN_EINVAL, "%s: penalties of presence %g and frequency %g (expected numbers)",
+                         op, (double)s->presence, (double)s->frequency);
+    if (s->order > 15 || s->n_bias < 0)
+        return cuda_fail(be, KN_EINVAL, "%s: order %u, %d biases (expected 0 to 15, 0 or more)", op, s->order,
+                         s->n_bias);
+    return 0;
 }
 
 static int check(struct cuda_backend *be, const struct kn_pick *p)
 {
-    const struct kn_sampler *s = &p->sampler;
     if (p->n < 1 || p->n_vocab < 1)
         return cuda_fail(be, KN_EINVAL, "pick: %d rows of %d logits", p->n, p->n_vocab);
-    if (!(s->temp >= 0.0f) || s->temp - s->temp != 0.0f)
-        return cuda_fail(be, KN_EINVAL, "pick: temperature %g (expected 0 or more)", (double)s->temp);
-    if (!(s->top_p >= 0.0f && s->top_p <= 1.0f) || !(s->min_p >= 0.0f && s->min_p <= 1.0f))
-        return cuda_fail(be, KN_EINVAL, "pick: top-p %g, min-p %g (expected 0 to 1)", (double)s->top_p,
-                         (double)s->min_p);
-    if (s->top_k < 0 || s->repeat_last < 0)
-        return cuda_fail(be, KN_EINVAL, "pick: top-k %d, repeat-last %d (expected 0 or more)", s->top_k,
-                         s->repeat_last);
-    if (!(s->repeat_penalty > 0.0f) || s->repeat_penalty - s->repeat_penalty != 0.0f)
-        return cuda_fail(be, KN_EINVAL, "pick: repeat penalty %g (expected more than 0)",
-                         (double)s->repeat_penalty);
-    if (s->presence - s->presence != 0.0f || s->frequency - s->frequency != 0.0f)
-        return cuda_fail(be, KN_EINVAL, "pick: penalties of presence %g and frequency %g (expected numbers)",
-                         (double)s->presence, (double)s->frequency);
-    if (s->order > 15 || s->n_bias < 0)
-        return cuda_fail(be, KN_EINVAL, "pick: order %u, %d biases (expected 0 to 15, 0 or more)", s->order,
-                         s->n_bias);
-    return 0;
+    return cuda_check_sampler(be, "pick", &p->sampler);
 }
 
 /* Greedy rows: the whole device, and a word a row that all blocks' best meet in: of the largest logit the

@@ -193,6 +193,49 @@ int cuda_norm_join(struct kn_backend *kb, float *out, const float *x, const floa
                     is_whole(out, x, y, y_weight, width) && is_whole(out, z, z_weight, weight, width)));
 }
 
+/* A block a row and half, as norm_rows has it; the first one moves the positions too. */
+static __global__ void __launch_bounds__(NORM_THREADS)
+    norm_pair_rows(const __grid_constant__ struct kn_norm_pair a, bool whole)
+{
+    __shared__ float warp[NORM_THREADS / 32];
+    const int width = (int)a.width, groups = (width + 3) / 4, row = (int)blockIdx.x;
+    const bool second = blockIdx.y;
+    cuda_grid_start();
+    const float *x = a.x + (int64_t)row * width, *weight = second ? a.y_weight : a.x_weight;
+    if (second && a.late)
+        x = row ? a.y + (int64_t)(row - 1) * width
+                : a.late + (int64_t)(max(a.pos[0] - 1, 0) % a.slots) * width;
+    else if (second)
+        x = a.y + (int64_t)row * width;
+    if (a.before && row == 0 && !second)
+        for (int i = threadIdx.x; i < a.n_before; i += NORM_THREADS) a.before[i] = max(a.pos[i] - 1, 0);
+    float *out = a.out + (2 * (int64_t)row + second) * width;
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < groups; i += NORM_THREADS) sum = square_four(sum, four(x, i, width, whole));
+    sum = block_sum(sum, warp);
+    const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)width), a.eps)));
+    const float4 none = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int i = threadIdx.x; i < groups; i += NORM_THREADS)
+        put_four(out, i, width, whole,
+                 normed_four<false>(none, four(x, i, width, whole), r, four(weight, i, width, whole), 1.0f));
+}
+
+int cuda_norm_pair(struct kn_backend *kb, const struct kn_norm_pair *a)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    if (a->n < 1 || a->width < 1 || a->width > INT32_MAX || (a->late && a->slots < 1))
+        return cuda_fail(be, KN_EINVAL, "norm_pair: %d rows of width %lld, %d slots", a->n,
+                         (long long)a->width, a->slots);
+    const bool whole = is_whole(a->out, a->x, a->x_weight, a->y_weight, a->width) &&
+                       is_whole(a->out, a->late ? a->late : a->y, a->n > 1 || !a->late ? a->y : a->x, NULL,
+                                a->width);
+    const int rc = cuda_check(be, "norm_pair",
+                              cuda_launch(be, norm_pair_rows, dim3((unsigned)a->n, 2), dim3(NORM_THREADS), 0,
+                                          *a, whole));
+    if (a->before) be->positions = be->launches;
+    return rc;
+}
+
 static __global__ void __launch_bounds__(256)
     gate_rows(float *x, const float *g, int64_t n, int64_t width, int64_t g_width)
 {

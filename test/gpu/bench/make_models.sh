@@ -31,9 +31,11 @@ for name in ${@:-8b-q4_k_m 8b-draft-q8_0 8b-draft-q4_k_m 0.6b-q4_k_m 8b-q8_0 8b-
     case $name in
         8b-dynamic) make_one "$name" qwen3-8b q4_k_m "${mixed[@]}" ;;
         27b-dynamic | 27b-gates-*) make_one "$name" qwen3.5-27b q4_k_m "${mixed[@]}" ;;
+        8b-draft2-*) make_one "$name" qwen3-8b-dflash2 "${name#8b-draft2-}" ;;
         8b-draft-*) make_one "$name" qwen3-8b-dflash "${name#8b-draft-}" ;;
         8b-*) make_one "$name" qwen3-8b "${name#8b-}" ;;
         0.6b-*) make_one "$name" qwen3-0.6b "${name#0.6b-}" ;;
+        27b-draft2-*) make_one "$name" qwen3.8-27b-dflash2 "${name#27b-draft2-}" ;;
         27b-draft-*) make_one "$name" qwen3.5-27b-dflash "${name#27b-draft-}" ;;
         27b-*) make_one "$name" qwen3.5-27b "${name#27b-}" ;;
         31b-draft-*) make_one "$name" gemma-4-31b-dflash "${name#31b-draft-}" ;;

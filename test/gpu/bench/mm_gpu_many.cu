@@ -11,12 +11,15 @@ struct many_case {
     bool add, gated;
 };
 
-/* By the library (-1), by the shape `kind`, or by the one that is chosen (TILE_KINDS). */
+/* By the library (-1), by the shape `kind`, by the one that is chosen (TILE_KINDS), or by the kernels of 17
+ * to 64 rows (TILE_KINDS + 1). */
 static void run_case(const many_case &c, int kind)
 {
     const kn_weight *w[4];
     many_tuning.tile_rows = kind < 0 ? 0 : MANY_ROWS;
+    many_tuning.tile_rows_32 = many_tuning.tile_rows;
     many_tuning.tile = kind == TILE_KINDS ? -1 : kind;
+    many_tuning.wide_rows = kind > TILE_KINDS ? MANY_ROWS : 0;
     for (size_t j = 0; j < c.w.size(); j++) w[j] = &c.w[j];
     if (c.gated)
         OK(cuda_norm_gated(kb(), c.out[0], w[0], w[1], c.x, nullptr, 1e-6f, KN_ACT_SILU, c.n));
@@ -26,7 +29,8 @@ static void run_case(const many_case &c, int kind)
         OK(cuda_norm_linear(kb(), c.out.data(), w, (int)c.w.size(), c.x, nullptr, 1e-6f, c.n));
 }
 
-static const char *kind_names[TILE_KINDS + 1] = {"256", "192", "128", "128x64", "96x64", "64x64", "chosen"};
+static const char *kind_names[TILE_KINDS + 2] = {"256",   "192",   "128",    "128x64",
+                                                 "96x64", "64x64", "chosen", "rows"};
 
 /* A product in double precision of the factors rounded to f16: what a sum may be away from it, of the 2-norm
  * of its terms. */
@@ -189,7 +193,7 @@ void bench_many(bool quick)
             c[k].x = k ? c[0].x : device(x), c[k].add = s.add, c[k].gated = s.gated;
         }
         printf("%-9s rows:  library", s.name);
-        for (int kind = 0; kind <= TILE_KINDS; kind++) printf(" %8s", kind_names[kind]);
+        for (int kind = 0; kind <= TILE_KINDS + 1; kind++) printf(" %8s", kind_names[kind]);
         printf("\n");
         fflush(stdout);
         for (int n : rows) {
@@ -200,7 +204,7 @@ void bench_many(bool quick)
             const double lib = timed([&] { run_case(c[turn ^= 1], -1); });
             double best = 1e9;
             printf("%-9s %5d: %8.1f", s.name, n, lib);
-            for (int kind = 0; kind <= TILE_KINDS; kind++) {
+            for (int kind = 0; kind <= TILE_KINDS + 1; kind++) {
                 if (skipped(kind, s.gated)) {
                     printf("        -");
                     continue;

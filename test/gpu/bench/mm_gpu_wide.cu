@@ -1,4 +1,4 @@
-/* mm_gpu_wide.cu - the kernels of 17 to 64 rows (mm_wide.cuh): their bits against mm_kernel.cuh's, and their
+/* mm_gpu_wide.cu - the kernels of 17 to 96 rows (mm_wide.cuh): their bits against mm_kernel.cuh's, and their
  * times beside it. */
 #include "../mm_gpu.cuh"
 #include "../../../kernels/cuda/core/ops.cuh"
@@ -12,11 +12,11 @@ static void wide_open()
 {
     if (wide_x) return;
     std::vector<float> x, norm((size_t)wide_most_in);
-    fill_x(x, wide_most_in, 64);
+    fill_x(x, wide_most_in, MM_WIDE_MOST);
     for (float &v : norm) v = 1.0f + 0.3f * normal();
     wide_x = device(x), wide_norm = device(norm);
     for (auto &set : wide_out)
-        for (auto &o : set) o = poisoned((size_t)(64 * wide_most_out));
+        for (auto &o : set) o = poisoned((size_t)(MM_WIDE_MOST * wide_most_out));
 }
 
 enum wide_what { WIDE_LINEAR, WIDE_ADD, WIDE_THREE, WIDE_GATED };
@@ -71,7 +71,7 @@ static void wide_compare(enum wide_what what, const kn_weight *const w[3], int n
 void check_wide(bool quick)
 {
     static const uint32_t types[] = {KN_Q4_K, KN_Q6_K, KN_Q5_K, KN_IQ4_XS, KN_Q3_K, KN_Q2_K};
-    static const int rows[] = {64, 17, 24, 25, 32, 33, 48, 49};
+    static const int rows[] = {64, 17, 24, 25, 32, 33, 48, 49, 65, 80, 81, 96};
     static const struct {
         int groups, share;
         const char *note;
@@ -91,7 +91,7 @@ void check_wide(bool quick)
             for (int n : rows)
                 for (auto &h : how) {
                     if (quick && &h > how) continue;
-                    if (h.groups == 4 && n > 32) continue;
+                    if ((h.groups == 4 && n > 32) || (h.groups == 3 && n > 64)) continue;
                     mm_tuning.wide_groups = h.groups, mm_tuning.wide_share = h.share;
                     for (int what = 0; what < 4; what++)
                         wide_compare((enum wide_what)what, w, n, h.note), done++;
@@ -160,9 +160,10 @@ void bench_wide(const char *only)
     } how[] = {{"mm_kernel", 1, 0, 0, 0, 0}, {"as planned", 0, 0, 0, 0, 0},  {"groups 2", 0, 2, 0, 0, 0},
                {"groups 3", 0, 3, 0, 0, 0},  {"groups 4", 0, 4, 0, 0, 0},    {"whole tiles", 0, 0, 0, 1, 0},
                {"shared", 0, 0, 0, 2, 0},    {"shared, met", 0, 0, 0, 2, 1}, {"3 stages", 0, 0, 3, 0, 0}};
+    static const int bench_rows[] = {16, 17, 24, 32, 48, 64, 80, 96};
     wide_open();
     printf("microseconds (and TB/s of weights); rows");
-    for (int n : {16, 17, 24, 32, 48, 64}) printf(" %14d", n);
+    for (int n : bench_rows) printf(" %14d", n);
     printf("\n");
     for (auto &o : of) {
         const char *const slash = only ? strchr(only, '/') : nullptr;
@@ -188,7 +189,7 @@ void bench_wide(const char *only)
         }
         const size_t calls = m.size() / (size_t)count;
         printf("%-20s %s %-12s", o.name, kn_type_info(o.type)->name, "rows alone");
-        for (int n : {16, 17, 24, 32, 48, 64}) {
+        for (int n : bench_rows) {
             struct mm_prep p;
             enum mm_act act;
             if (!mm_preparing(be, &m[0], n, &p, &act)) continue;
@@ -205,9 +206,9 @@ void bench_wide(const char *only)
         for (auto &h : how) {
             if (slash && !strstr(h.name, slash + 1)) continue;
             printf("%-20s %s %-12s", o.name, kn_type_info(o.type)->name, h.name);
-            for (int n : {16, 17, 24, 32, 48, 64}) {
-                const bool none =
-                    (h.groups == 2 && n <= 48) || (h.groups == 4 && n > 32) || (n == 16 && &h > how);
+            for (int n : bench_rows) {
+                const bool none = (h.groups == 2 && n <= 48) || (h.groups == 4 && n > 32) ||
+                                  (h.groups == 3 && n > 64) || (n == 16 && &h > how);
                 if (none) {
                     printf("       -       ");
                     continue;

@@ -6,15 +6,11 @@
  * usage: chain_delta_gpu [--small] [NAME]   check; --small: little shapes, for compute-sanitizer
  *        chain_delta_gpu --bench [NAME]     microseconds a layer, both ways
  * Prints "ok   gpu/..." or "FAIL gpu/..." a case; exit 1 if any failed, 5 if there is no device. */
+#include "../../../kernels/cuda/chain/chain_plan.h"
 #include "../../../kernels/cuda/core/cuda.h"
 #include "../forms.h"
 #include "../harness.h"
 
-struct chain_tuning { /* as kernels/cuda/chain/chain.cuh has it */
-    int off, least, context, tile, items, near, k_ahead, split, far_ahead, k_near, wide, wide_ahead, head,
-        head_columns, head_ahead, rows_ahead, split_normed;
-};
-extern struct chain_tuning chain_tuning;
 extern long chain_launched;
 
 static struct kn_backend *gpu;
@@ -538,15 +534,17 @@ static void bench(const struct shape *s)
     enum { AT = 512 };
     static const struct {
         const char *name;
-        int off, k_ahead, pending, final;
-    } ways[] = {{"launches", 1, 64512, 1, 0},
-                {"chain, a row pending", 0, 64512, 1, 0},
-                {"none pending", 0, 64512, 0, 0},
-                {"final rows", 0, 64512, 0, 1},
-                {"final, of 8", 0, 64512, 0, 8},
-                {"final, of 8, 1 before", 0, 64512, 1, 8},
-                {"final, of 8, 3 before", 0, 64512, 3, 8},
-                {"final, of 8, 6 before", 0, 64512, 6, 8}};
+        int off, k_ahead, pending, final, mixed, spread;
+    } ways[] = {{"launches", 1, 64512, 1, 0, 0, 4},
+                {"chain, a row pending", 0, 64512, 1, 0, 0, 4},
+                {"none pending", 0, 64512, 0, 0, 0, 4},
+                {"kernel of mixes", 0, 64512, 0, 0, 1, 4},
+                {"spread 8", 0, 64512, 0, 0, 0, 8},
+                {"final rows", 0, 64512, 0, 1, 0, 4},
+                {"final, of 8", 0, 64512, 0, 8, 0, 4},
+                {"final, of 8, 1 before", 0, 64512, 1, 8, 0, 4},
+                {"final, of 8, 3 before", 0, 64512, 3, 8, 0, 4},
+                {"final, of 8, 6 before", 0, 64512, 6, 8, 0, 4}};
     static struct model m;
     make(&m, s);
     float *x = gaussians((size_t)(ROWS * s->hidden), 1.0f);
@@ -558,6 +556,7 @@ static void bench(const struct shape *s)
         void *rec = NULL;
         chain_tuning.off = ways[how].off;
         chain_tuning.k_ahead = ways[how].k_ahead;
+        chain_tuning.mixed = ways[how].mixed, chain_tuning.spread = ways[how].spread;
         must(gpu, "upload", kn_op(gpu)->upload(gpu, m.x, x, 4 * (size_t)s->hidden));
         must(gpu, "upload", kn_op(gpu)->upload(gpu, m.pending, &pending, 4));
         must(gpu, "record_begin", kn_op(gpu)->record_begin(gpu));
@@ -576,7 +575,7 @@ static void bench(const struct shape *s)
         fflush(stdout);
         kn_op(gpu)->record_free(gpu, rec);
     }
-    chain_tuning.off = 0, chain_tuning.k_ahead = 64512;
+    chain_tuning.off = chain_tuning.mixed = 0, chain_tuning.k_ahead = 64512, chain_tuning.spread = 4;
     kn_bound(gpu, 0);
     free(x);
     unmake(&m);

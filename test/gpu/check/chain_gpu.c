@@ -15,14 +15,10 @@
 #include <string.h>
 #include <time.h>
 
+#include "../../../kernels/cuda/chain/chain_plan.h"
 #include "../../../kernels/cuda/core/cuda.h"
 #include "../forms.h"
 
-struct chain_tuning { /* as kernels/cuda/chain/chain.cuh has it */
-    int off, least, context, tile, items, near, k_ahead, split, far_ahead, k_near, wide, wide_ahead, head,
-        head_columns, head_ahead, rows_ahead, split_normed;
-};
-extern struct chain_tuning chain_tuning;
 extern long chain_launched, chain_heads;
 
 static struct kn_backend *gpu;

@@ -92,6 +92,63 @@ static void check_norm_join(void)
     }
 }
 
+/* The bits of two rms_norms; rows of y a row late, the first from what was kept. */
+static void check_norm_pair(void)
+{
+    static const int widths[] = {1, 40, 257, 2048, 5120, 6148};
+    enum { N = 5, SLOTS = 7 };
+    const struct kn_ops *op = kn_op(gpu);
+    for (size_t c = 0; c < sizeof widths / sizeof *widths; c++) {
+        const size_t w = (size_t)widths[c], row = w * 4;
+        uint64_t seed = c + 1;
+        float *x = normal(N * w, 3.0f, &seed), *y = normal(N * w, 0.02f, &seed),
+              *late = normal(SLOTS * w, 1.0f, &seed), *g = normal(2 * w, 1.0f, &seed);
+        float *dx = put(gpu, x, N * row), *dy = put(gpu, y, N * row), *dl = put(gpu, late, SLOTS * row),
+              *dg = put(gpu, g, 2 * row), *to = put(gpu, NULL, 2 * N * row), *want = put(gpu, NULL, row);
+        bool same = true, moved = true;
+        for (int32_t from = 0; from < 17; from += 8) {
+            int32_t pos[N];
+            for (int i = 0; i < N; i++) pos[i] = from + i;
+            int32_t *dp = put(gpu, pos, sizeof pos), *before = put(gpu, NULL, sizeof pos);
+            const struct kn_norm_pair a = {.out = to,
+                                           .x = dx,
+                                           .x_weight = dg,
+                                           .y = dy,
+                                           .y_weight = dg + w,
+                                           .late = from ? dl : NULL,
+                                           .slots = SLOTS,
+                                           .pos = dp,
+                                           .before = before,
+                                           .n = N,
+                                           .n_before = N,
+                                           .width = widths[c],
+                                           .eps = 1e-6f};
+            must(gpu, "norm_pair", op->norm_pair(gpu, &a));
+            float *out = get(gpu, to, 2 * N * row);
+            int32_t *at = get(gpu, before, sizeof pos);
+            for (size_t i = 0; i < N; i++) {
+                const float *second = !from ? dy + i * w : i ? dy + (i - 1) * w : dl + (from - 1) % SLOTS * w;
+                for (int half = 0; half < 2; half++) {
+                    must(gpu, "rms_norm",
+                         op->rms_norm(gpu, want, half ? second : dx + i * w, dg + half * w, 1, widths[c],
+                                      1e-6f));
+                    float *one = get(gpu, want, row);
+                    same &= !memcmp(one, out + (2 * i + (size_t)half) * w, row);
+                    free(one);
+                }
+                moved &= at[i] == (from + (int)i ? from + (int)i - 1 : 0);
+            }
+            free(out), free(at);
+            op->free(gpu, dp), op->free(gpu, before);
+        }
+        verdict(same && moved, "norm_pair width %zu%s%s", w, same ? "" : ", other bits than rms_norm",
+                moved ? "" : ", other places");
+        float *all[] = {dx, dy, dl, dg, to, want};
+        for (int i = 0; i < 6; i++) op->free(gpu, all[i]);
+        free(x), free(y), free(late), free(g);
+    }
+}
+
 /* What a norm_add that knows its reader leaves: x as the CPU has it, and a product of it with the bits of one
  * that rounds for itself. changed: x is written between the two, and what was prepared must not be taken. */
 static void check_norm_next(uint32_t type, int64_t width, bool gated, bool changed)
@@ -391,10 +448,10 @@ static void check_refusals(void)
 /* Which forms of the delta nets and of the products around them have run. */
 static void check_forms(void)
 {
-    static const enum cuda_form forms[] = {CUDA_DELTA_ROWS, CUDA_DELTA_BLOCKS, CUDA_DELTA_FEW,
-                                           CUDA_DELTA_ONE};
+    static const enum cuda_form forms[] = {CUDA_DELTA_ROWS, CUDA_DELTA_BLOCKS, CUDA_DELTA_FEW, CUDA_DELTA_ONE,
+                                           CUDA_DELTA_CHUNKS};
     char text[400];
-    const bool ok = forms_are(gpu, CUDA_DELTA_ROWS, CUDA_DELTA_BLOCKS, forms, cuda_is_early(gpu) ? 4 : 2,
+    const bool ok = forms_are(gpu, CUDA_DELTA_ROWS, CUDA_DELTA_BLOCKS, forms, cuda_is_early(gpu) ? 5 : 2,
                               text, sizeof text);
     verdict(ok, "forms: %s", text);
 }
@@ -432,6 +489,7 @@ int main(int argc, char **argv)
     } else {
         check_norm_add();
         check_norm_join();
+        check_norm_pair();
         for (int i = 0; i < 4; i++) {
             check_norm_next(KN_Q4_K, 5376, i % 2, i / 2), check_norm_next(KN_Q6_K, 256, i % 2, i / 2);
             check_norm_next(KN_Q8_0, 2816, i % 2, i / 2), check_norm_next(KN_Q5_1, 8192, i % 2, i / 2);

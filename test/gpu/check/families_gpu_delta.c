@@ -91,7 +91,8 @@ static const int plans[][12] = {{1, 1, 1, 1, 1, 1, 2, 2, 0},
                                 {5, 3, 4, 0, 4, 4, 16, 1, 7, 2, 0},
                                 {16, 16, 0},
                                 {3, 2, 64, 9, 0},
-                                {17, 5, 16, 7, 0}};
+                                {17, 5, 16, 7, 0},
+                                {64, 20, 48, 9, 0}};
 
 static bool delta_plan(struct kn_backend *be, const struct layer *l, const int *plan, const float *out,
                        const float *s, const float *conv)
@@ -180,7 +181,7 @@ void check_delta(void)
             other += !delta_plan(gpu, &l, plans[p], out, s, conv);
         other += !delta_seldom(gpu, &l, 2, out, s, conv) + !delta_seldom(gpu, &l, 16, out, s, conv);
         verdict(worst <= 1 && worst_s <= 1 && !other,
-                "delta %d, %d heads of %d, %d, %d rows: %.3f of the bound, state %.3f; %d of 7 cuttings with "
+                "delta %d, %d heads of %d, %d, %d rows: %.3f of the bound, state %.3f; %d of 8 cuttings with "
                 "other bits",
                 l.s.n_k, l.s.n_v, l.s.d_k, l.s.d_v, l.n, worst, worst_s, other);
         delta_down(gpu, &d);
@@ -249,16 +250,17 @@ void check_delta_linear(void)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         void *file;
         if (small && cases[i].s.n_v > 4) continue;
-        struct layer l = layer_make(&cases[i].s, 45, i + 31);
+        struct layer l = layer_make(&cases[i].s, KN_DELTA_LOG, i + 31);
         struct kn_weight w = weight_make(gpu, cases[i].type, (int64_t)l.size, 72, &file);
         int other = 0;
-        long fused = 0, rows = 0; /* launches with norm and rounding in them; without */
+        long fused = 0, chunks = 0, rows = 0; /* launches with norm and rounding in them; without */
         for (size_t p = 0; p <= sizeof plans / sizeof *plans; p++) {
             const int *plan = p < sizeof plans / sizeof *plans ? plans[p] : NULL;
             size_t a, b;
             const struct forms before = forms_now(gpu);
             void *one = delta_linear_plan(&l, plan, &w, false, &a);
             fused += forms_since(gpu, &before, CUDA_DELTA_FEW) + forms_since(gpu, &before, CUDA_DELTA_ONE);
+            chunks += forms_since(gpu, &before, CUDA_DELTA_CHUNKS);
             rows += forms_since(gpu, &before, CUDA_DELTA_ROWS);
             void *two = delta_linear_plan(&l, plan, &w, true, &b);
             other += a != b || memcmp(one, two, a);
@@ -267,9 +269,10 @@ void check_delta_linear(void)
         /* Pairs of heads of 128, weights that want their rows rounded to 8 bits: in one launch. */
         const bool one_launch =
                        cuda_is_early(gpu) && l.s.d_k == 128 && l.s.n_v % 2 == 0 && cases[i].type != KN_BF16,
-                   taken = one_launch ? fused > 0 && rows == 0 : fused == 0 && rows > 0;
+                   taken = one_launch ? fused > 0 && chunks > 0 && rows == 0
+                                      : fused == 0 && chunks == 0 && rows > 0;
         verdict(!other && taken,
-                "delta_linear %d, %d heads of %d, %s: %d of 6 cuttings with other bits than delta and "
+                "delta_linear %d, %d heads of %d, %s: %d of 7 cuttings with other bits than delta and "
                 "linear%s",
                 l.s.n_k, l.s.n_v, l.s.d_k, kn_type_info(cases[i].type)->name, other,
                 taken ? "" : ", not by the form that it is for");
@@ -425,7 +428,7 @@ static void bench_delta(struct on_device *d)
 /* A net of 27B with the products before and behind it. */
 static void bench_projected(struct on_device *d)
 {
-    static const int rows[] = {2, 8, 12, 16, 17, 32, 64}, pending[] = {0, 1, 3, 5, 12};
+    static const int rows[] = {2, 8, 12, 16, 17, 24, 32, 48, 64}, pending[] = {0, 1, 3, 5, 12};
     const struct layer *l = d->l;
     const int n_in = 5120;
     const int64_t n_out[] = {(int64_t)l->width, (int64_t)l->size, l->s.n_v, l->s.n_v};
@@ -437,7 +440,7 @@ static void bench_projected(struct on_device *d)
     double us;
     for (int j = 0; j < 4; j++) w[j] = weight_make(gpu, KN_Q4_K, n_in, n_out[j], file + j), of[j] = w + j;
     down = weight_make(gpu, KN_Q4_K, (int64_t)l->size, n_in, file + 4);
-    for (int i = 0; i < 7; i++) {
+    for (int i = 0; i < 9; i++) {
         printf("net between its products, %2d rows, pending", rows[i]);
         for (int j = 0; j < 5; j++) {
             const struct kn_delta a = delta_args(d, 0, rows[i], false);

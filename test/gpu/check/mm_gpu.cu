@@ -10,7 +10,7 @@
  *   mm_gpu plans           products of a few layers of several models, 1, 8 and 16 rows, with other plans
  *   mm_gpu few [quick]     the same with the kernels for few rows (mm_few.cuh) and without; quick: one model
  *   mm_gpu few-types TYPE  the same of one type, by shapes of layers and of a drafter's context
- *   mm_gpu wide [SHAPE[/HOW]]   products of layers at 17 to 64 rows by mm_wide.cuh, in several ways, and by
+ *   mm_gpu wide [SHAPE[/HOW]]   products of layers at 17 to 96 rows by mm_wide.cuh, in several ways, and by
  *                          mm_kernel.cuh; of those whose names have these
  *   mm_gpu layers [CONTEXT [NAME]]  microseconds a layer of few rows, attention between products; NAME: one
  *                          model's, as tuned

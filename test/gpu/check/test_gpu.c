@@ -504,16 +504,6 @@ static void check_refusals(void)
 
 /* ---- bench ---- */
 
-#define TIMED(seconds, times, call)                                                                          \
-    do {                                                                                                     \
-        for (int i_ = 0; i_ < 3; i_++) must(gpu, "bench", call);                                             \
-        kn_op(gpu)->sync(gpu);                                                                               \
-        double from_ = seconds_now();                                                                        \
-        for (int i_ = 0; i_ < times; i_++) must(gpu, "bench", call);                                         \
-        kn_op(gpu)->sync(gpu);                                                                               \
-        seconds = (seconds_now() - from_) / times;                                                           \
-    } while (0)
-
 static void bench(void)
 {
     static const struct {
@@ -583,6 +573,7 @@ int main(int argc, char **argv)
     }
     if (benching) {
         bench();
+        bench_draft();
     } else {
         if (attend) {
             check_attend();
@@ -592,12 +583,18 @@ int main(int argc, char **argv)
             check_rms_norm();
             check_rope_table();
             check_small();
+            check_cells();
             check_rope_store();
             check_attention();
             check_attention_extremes();
             check_attend();
             if (!small) check_attention_forms();
             check_pick();
+            check_conv();
+            check_conv_then();
+            check_top();
+            check_edges();
+            check_walk(samplers, sizeof samplers / sizeof *samplers);
             check_accept();
             check_offer();
             check_keep();
@@ -606,6 +603,7 @@ int main(int argc, char **argv)
         if (!ops && !cycles && !plans) check_pair(argv[1], argv[2]);
         if (!ops && !plans) check_cycles(argv[1], argv[2], generic);
         if (!ops) check_plans(argv[1], argv[2]);
+        if (!ops) check_pieces(argv[1], argv[2]);
         printf("test_gpu: %ld passed, %ld failed%s\n", passed, failed, generic ? " (generic kernels)" : "");
     }
     kn_backend_close(gpu);

@@ -15,11 +15,34 @@ void check_attention_forms(void);
 void check_attention_extremes(void);
 void check_attend(void);
 
+/* test_gpu_cell.c: cell, spread, and a chain of picks. */
+void check_cells(void);
+
+/* test_gpu_draft.c: what only drafters do, and its times. */
+void check_conv(void);
+void check_conv_then(void);
+void check_top(void);
+void check_edges(void);
+void check_walk(const struct kn_sampler *samplers, size_t n_samplers);
+void bench_draft(void);
+
+/* Seconds a call, of so many. */
+#define TIMED(seconds, times, call)                                                                          \
+    do {                                                                                                     \
+        for (int i_ = 0; i_ < 3; i_++) must(gpu, "bench", call);                                             \
+        kn_op(gpu)->sync(gpu);                                                                               \
+        double from_ = seconds_now();                                                                        \
+        for (int i_ = 0; i_ < times; i_++) must(gpu, "bench", call);                                         \
+        kn_op(gpu)->sync(gpu);                                                                               \
+        seconds = (seconds_now() - from_) / times;                                                           \
+    } while (0)
+
 /* test_gpu_pair.c: logits and drafts of the pairs in dir, over the text at prompt. */
 void check_pair(const char *dir, const char *prompt);
 /* The same file: recorded cycles against those that are launched one by one. */
 void check_cycles(const char *dir, const char *prompt, bool generic);
 /* Plans drawn at random, of either pair. */
 void check_plans(const char *dir, const char *prompt);
+void check_pieces(const char *dir, const char *prompt);
 
 #endif

@@ -100,11 +100,18 @@ static const struct {
     const char *target, *drafter;
     double rel, prompt, near;
 } pairs[] = {
-    {"f32", "bf16", 3e-4, PROMPT_FLOAT, 0.02},  {"f16", "bf16", 3e-4, PROMPT_FLOAT, 0.02},
-    {"bf16", "bf16", 3e-4, PROMPT_FLOAT, 0.02}, {"q8_0", "q8_0", 2e-2, 2e-2, 0.3},
-    {"q4_k_m", "q4_k_m", 3e-2, 3e-2, 0.4},      {"q5_0", "q8_0", 3e-2, 3e-2, 0.4},
-    {"iq4_nl", "q4_k_m", 3e-2, 3e-2, 0.4},      {"iq4_xs", "q4_k_m", 3e-2, 3e-2, 0.4},
-    {"q3_k", "q4_k_m", 3e-2, 3e-2, 0.4},        {"q2_k", "q4_k_m", 4.05e-2, 3e-2, 0.4},
+    {"f32", "bf16", 3e-4, PROMPT_FLOAT, 0.02},
+    {"f16", "bf16", 3e-4, PROMPT_FLOAT, 0.02},
+    {"bf16", "bf16", 3e-4, PROMPT_FLOAT, 0.02},
+    {"q8_0", "q8_0", 2e-2, 2e-2, 0.3},
+    {"q4_k_m", "q4_k_m", 3e-2, 3e-2, 0.4},
+    {"q5_0", "q8_0", 3e-2, 3e-2, 0.4},
+    {"iq4_nl", "q4_k_m", 3e-2, 3e-2, 0.4},
+    {"iq4_xs", "q4_k_m", 3e-2, 3e-2, 0.4},
+    {"q3_k", "q4_k_m", 3e-2, 3e-2, 0.4},
+    {"q2_k", "q4_k_m", 4.05e-2, 3e-2, 0.4},
+    {"bf16", "dflash2-bf16", 3e-4, PROMPT_FLOAT, 0.02},
+    {"q4_k_m", "dflash2-q4_k_m", 3e-2, 3e-2, 0.4},
 };
 
 void check_pair(const char *dir, const char *prompt)
@@ -220,19 +227,23 @@ static void run_cycles(struct model *t, struct model *d, int32_t n, int32_t widt
  * wrong context would still give the target's tokens, so proposals are compared. */
 void check_cycles(const char *dir, const char *prompt, bool generic)
 {
-    static const char *const types[] = {"bf16", "q8_0", "q4_k_m"};
+    static const char *const types[] = {"bf16", "q8_0", "q4_k_m", "bf16", "q4_k_m"}, *const drafters[] = {
+                                                                                         "bf16", "q8_0",
+                                                                                         "q4_k_m",
+                                                                                         "dflash2-bf16",
+                                                                                         "dflash2-q4_k_m"};
     static const int32_t widths[] = {8, 3, 2, 1}, lens[] = {40, 300};
     char msg[256];
     struct kn_backend *direct;
     const struct kn_open o = {.device = "cuda", .generic = generic, .direct = true};
     read_prompt(dir, prompt);
     if (kn_backend_open(&direct, &o, msg, sizeof msg)) die("direct", msg);
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k < 5; k++) {
         struct err e = {0};
         struct model *t[2], *d[2];
         char path[2][512];
         snprintf(path[0], sizeof path[0], "%s/target-%s.gguf", dir, types[k]);
-        snprintf(path[1], sizeof path[1], "%s/drafter-%s.gguf", dir, types[k]);
+        snprintf(path[1], sizeof path[1], "%s/drafter-%s.gguf", dir, drafters[k]);
         for (int b = 0; b < 2; b++)
             if (model_load(&t[b], path[0], b ? direct : gpu, NULL, NULL, NULL, &e) ||
                 model_load(&d[b], path[1], b ? direct : gpu, NULL, NULL, NULL, &e))
@@ -243,8 +254,8 @@ void check_cycles(const char *dir, const char *prompt, bool generic)
             for (int b = 0; b < 2; b++) run_cycles(t[b], d[b], lens[i / 4], widths[i % 4], c[b]);
             for (int j = 0; j < CYCLES; j++)
                 wrong += memcmp(&c[0][j], &c[1][j], sizeof c[0][j]) != 0, kept += c[0][j].kept;
-            verdict(!wrong, "cycles of %s, %d rows after %d: %d of %d other than one by one, %d tokens",
-                    types[k], widths[i % 4], lens[i / 4], wrong, CYCLES, kept);
+            verdict(!wrong, "cycles of %s + %s, %d rows after %d: %d of %d other than one by one, %d tokens",
+                    types[k], drafters[k], widths[i % 4], lens[i / 4], wrong, CYCLES, kept);
         }
         for (int b = 0; b < 2; b++) model_free(d[b]), model_free(t[b]);
     }
@@ -355,7 +366,8 @@ static void run_planned(struct engine *g, const struct kn_sampler *sampler, int3
 
 /* Plans drawn at random, over rows that wait, drafts ahead, states and times taken at the start: the stream
  * is the target's own, and a block is the one of a stream that drafts always. */
-static void check_plans_of(const char *dir, const char *type, const int32_t *lens, int n_lens)
+static void check_plans_of(const char *dir, const char *type, const char *drafter, const int32_t *lens,
+                           int n_lens)
 {
     static const struct kn_sampler sampler[] = {
         {.top_p = 1, .repeat_penalty = 1},
@@ -365,11 +377,11 @@ static void check_plans_of(const char *dir, const char *type, const int32_t *len
     struct model *t, *d;
     struct engine *with, *without;
     snprintf(path[0], sizeof path[0], "%s/target-%s.gguf", dir, type);
-    snprintf(path[1], sizeof path[1], "%s/drafter-%s.gguf", dir, type);
+    snprintf(path[1], sizeof path[1], "%s/drafter-%s.gguf", dir, drafter);
     if (model_load(&t, path[0], gpu, NULL, NULL, NULL, &e) ||
         model_load(&d, path[1], gpu, NULL, NULL, NULL, &e))
         die(path[0], e.msg);
-    struct source x = source_dflash(d);
+    struct source x = source_drafter(d);
     const struct session_options o = {.ctx = 300 + PLANNED + SESSION_MAX_ROWS,
                                       .chunk = 64,
                                       .block = x.rows < PLAN_ROWS ? x.rows : PLAN_ROWS,
@@ -392,9 +404,10 @@ static void check_plans_of(const char *dir, const char *type, const int32_t *len
                 wrong += p.drafted[n] && memcmp(p.block[n], ref.block[n], sizeof p.block[n]) != 0;
             blocks += p.blocks, opened += p.opened;
         }
-        verdict(!wrong && opened > 12 && blocks > opened,
-                "plans over %s, %s, after %d: %d wrong of 12 streams and %d blocks, rows of %d chosen late",
-                type, k->temp > 0 ? "sampled" : "greedy", len, wrong, blocks, opened);
+        verdict(
+            !wrong && opened > 12 && blocks > opened,
+            "plans over %s + %s, %s, after %d: %d wrong of 12 streams and %d blocks, rows of %d chosen late",
+            type, drafter, k->temp > 0 ? "sampled" : "greedy", len, wrong, blocks, opened);
     }
     engine_close(with);
     engine_close(without);
@@ -407,5 +420,107 @@ void check_plans(const char *dir, const char *prompt)
     static const char *const types[] = {"bf16", "q8_0", "q4_k_m"};
     static const int32_t lens[] = {1, 40, 290};
     read_prompt(dir, prompt);
-    for (int k = 0; k < 3; k++) check_plans_of(dir, types[k], lens, 3);
+    for (int k = 0; k < 3; k++) check_plans_of(dir, types[k], types[k], lens, 3);
+    check_plans_of(dir, "bf16", "dflash2-bf16", lens, 3);
+    check_plans_of(dir, "q4_k_m", "dflash2-q4_k_m", lens, 3);
+}
+
+/* ---- the pieces of a chat ---- */
+
+enum { PIECES = 3, SAID = 40 };
+
+static void save_planned(struct session *s, const char *path)
+{
+    struct io_out out;
+    struct err e = {0};
+    if (io_out_open(&out, path, true, NULL, 0, &e) || state_save(s, &out, &e) || io_out_commit(&out, &e))
+        die("state", e.msg);
+}
+
+/* Pieces of a prompt, each answered by SAID tokens, as generate --append --save-state runs them: through
+ * states, a session a piece, or in one session that was never saved. At the end its state is at path. */
+static void run_pieces(struct engine *g, const struct kn_sampler *sampler, const int32_t *lens, bool saved,
+                       const char *path, struct planned *p)
+{
+    struct err e = {0};
+    struct session *s;
+    struct spec_stats st;
+    const int32_t *piece = text;
+    const struct spec_options o = {.n = SAID,
+                                   .sampler = *sampler,
+                                   .width = g->source ? PLAN_ROWS : 0,
+                                   .tokens = planned_tokens,
+                                   .ctx = p};
+    *p = (struct planned){0};
+    if (session_open(&s, g, &e)) die("pieces", e.msg);
+    for (int i = 0; i < PIECES; i++) {
+        if (session_prefill(s, piece, lens[i], NULL, NULL, &e) || spec_generate(s, &o, &st, &e))
+            die("pieces", e.msg);
+        piece += lens[i];
+        if (!saved && session_settle_anchor(s, &e)) die("pieces", e.msg);
+        if (!saved && i + 1 < PIECES) continue;
+        save_planned(s, path);
+        if (i + 1 == PIECES) break;
+        struct state *state;
+        struct state_info info;
+        session_free(s);
+        if (session_open(&s, g, &e) || state_open(&state, path, &info, &e) || state_restore(state, s, &e))
+            die("state", e.msg);
+        state_close(state);
+    }
+    session_free(s);
+}
+
+/* A chat that goes on from states is that of one process which was fed the same pieces: its tokens, with and
+ * without a drafter, and the bytes of its state. Pieces of more and of fewer than 64 rows, which differ in
+ * precision. */
+static void check_pieces_of(const char *dir, const char *type)
+{
+    static const struct kn_sampler sampler[] = {
+        {.top_p = 1, .repeat_penalty = 1},
+        {.temp = 0.8f, .top_p = 0.95f, .top_k = 40, .repeat_penalty = 1.1f, .repeat_last = 64, .seed = 5}};
+    static const int32_t lens[][PIECES] = {{290, 70, 5}, {1, 65, 130}};
+    struct err e = {0};
+    char path[2][512];
+    struct model *t, *d;
+    struct engine *g[2];
+    snprintf(path[0], sizeof path[0], "%s/target-%s.gguf", dir, type);
+    snprintf(path[1], sizeof path[1], "%s/drafter-%s.gguf", dir, type);
+    if (model_load(&t, path[0], gpu, NULL, NULL, NULL, &e) ||
+        model_load(&d, path[1], gpu, NULL, NULL, NULL, &e))
+        die(path[0], e.msg);
+    struct source x = source_dflash(d);
+    const struct session_options o = {
+        .ctx = 700, .block = x.rows < PLAN_ROWS ? x.rows : PLAN_ROWS, .kv = {KN_F16, KN_F16}};
+    if (engine_open(&g[0], t, NULL, &o, &e) || engine_open(&g[1], t, &x, &o, &e)) die("engine", e.msg);
+    for (int k = 0; k < 2; k++)
+        snprintf(path[k], sizeof path[k], "build/test/pieces-state.%ld-%d", (long)getpid(), k);
+    for (int i = 0; i < 4; i++) {
+        static struct planned plain, one, turns;
+        struct io_map a, b;
+        const struct kn_sampler *k = &sampler[i % 2];
+        run_pieces(g[0], k, lens[i / 2], true, path[0], &plain);
+        run_pieces(g[1], k, lens[i / 2], true, path[0], &turns);
+        run_pieces(g[1], k, lens[i / 2], false, path[1], &one);
+        if (io_map_open(&a, path[0], &e) || io_map_open(&b, path[1], &e)) die("pieces", e.msg);
+        const bool same = a.size == b.size && memcmp(a.data, b.data, a.size) == 0;
+        io_map_close(&a), io_map_close(&b);
+        verdict(same && one.n == PIECES * SAID && memcmp(one.id, turns.id, sizeof one.id) == 0 &&
+                    memcmp(plain.id, turns.id, sizeof one.id) == 0,
+                "pieces of %d, %d and %d over %s, %s: through states as in one session, states %s",
+                lens[i / 2][0], lens[i / 2][1], lens[i / 2][2], type, k->temp > 0 ? "sampled" : "greedy",
+                same ? "equal" : "differ");
+    }
+    for (int k = 0; k < 2; k++) unlink(path[k]);
+    engine_close(g[0]);
+    engine_close(g[1]);
+    model_free(d);
+    model_free(t);
+}
+
+void check_pieces(const char *dir, const char *prompt)
+{
+    static const char *const types[] = {"bf16", "q8_0", "q4_k_m"};
+    read_prompt(dir, prompt);
+    for (int k = 0; k < 3; k++) check_pieces_of(dir, types[k]);
 }

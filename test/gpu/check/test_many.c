@@ -149,9 +149,12 @@ static double worst_of(const struct matrix *m, const float *x, const float *norm
 
 /* In passes of many_tuning.rows: by tiles where the device has them and the rows are few enough, else by the
  * library; a rest too short for both by the row kernels. */
-static bool by_many(const struct forms *before, int n)
+static bool by_many(const struct forms *before, uint32_t type, int n)
 {
-    const int most = cuda_is_early(gpu) ? many_tuning.tile_rows : 0, rest = n % many_tuning.rows;
+    const bool of_32 = kn_type_info(type)->block == 32;
+    const int few = of_32 && many_tuning.tile_rows_32 < many_tuning.tile_rows ? many_tuning.tile_rows_32
+                                                                              : many_tuning.tile_rows,
+              most = cuda_is_early(gpu) ? few : 0, rest = n % many_tuning.rows;
     long tiles = 0, library = 0;
     *(many_tuning.rows <= most ? &tiles : &library) += n / many_tuning.rows;
     if (rest > 64) ++*(rest <= most ? &tiles : &library);
@@ -175,7 +178,7 @@ static void check_linear(uint32_t type, const struct shape *s)
     must(gpu, "reserve", kn_op(gpu)->reserve(gpu, s->n, s->n_in, 8, 1, 64));
     const struct forms before = forms_now(gpu);
     must(gpu, "linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, s->n, false));
-    const bool taken = by_many(&before, s->n);
+    const bool taken = by_many(&before, type, s->n);
     float *out = get(gpu, dout, outs * 4);
     must(gpu, "linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, s->n, false));
     float *again = get(gpu, dout, outs * 4);
@@ -252,14 +255,15 @@ static void check_norm(uint32_t type, uint32_t other, const struct shape *s)
 static void check_bits(uint32_t type, int n_in, int n_out)
 {
     static const int rows[] = {65, 100, 128, 300, 512, 600};
-    const int n = 1000, most = many_tuning.tile_rows;
+    const int n = 1000;
+    const struct many_tuning usual = many_tuning;
     struct matrix m = make_matrix(type, n_in, n_out, 0.03f);
     float *x = malloc((size_t)n * (size_t)n_in * 4);
     for (size_t i = 0; i < (size_t)n * (size_t)n_in; i++) x[i] = gaussian(1.0f);
     float *dx = put(gpu, x, (size_t)n * (size_t)n_in * 4),
           *dout = put(gpu, NULL, (size_t)n * (size_t)n_out * 4);
     must(gpu, "reserve", kn_op(gpu)->reserve(gpu, n, n_in, 8, 1, 64));
-    many_tuning.tile_rows = n;
+    many_tuning.tile_rows = many_tuning.tile_rows_32 = n;
     must(gpu, "linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, n, false));
     float *all = get(gpu, dout, (size_t)n * (size_t)n_out * 4);
     for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
@@ -276,8 +280,53 @@ static void check_bits(uint32_t type, int n_in, int n_out)
         verdict(!others, "many bits %s [%d, %d], %d rows: %d of %d kinds of tiles give others than of %d",
                 kn_type_info(type)->name, n_out, n_in, rows[k], others, many_tile_kinds + 1, n);
     }
-    many_tuning.tile_rows = most;
+    many_tuning = usual;
     free(all), free(x), drop(gpu, dx), drop(gpu, dout), drop_matrix(&m);
+}
+
+/* Up to many_tuning.wide_rows rows of K types have the bits of rows that come in calls of 64; beside another
+ * type they do not go that way. */
+static void check_wide(uint32_t type, uint32_t other, int n_in, int n_out, int n)
+{
+    struct matrix m[3] = {make_matrix(type, n_in, n_out, 0.03f), make_matrix(type, n_in, n_out, 0.2f),
+                          make_matrix(other, n_in, n_out, 0.05f)};
+    const struct kn_weight *w[] = {&m[0].w, &m[1].w, &m[2].w};
+    const size_t outs = (size_t)n * (size_t)n_out;
+    const bool rows = kn_type_info(other)->block == 256 && cuda_is_early(gpu);
+    float *x = make_rows(n, n_in), *r = malloc(outs * 4), *norm = malloc((size_t)n_in * 4), *got[2][5];
+    for (size_t i = 0; i < outs; i++) r[i] = gaussian(2.0f);
+    for (int k = 0; k < n_in; k++) norm[k] = 1.0f + gaussian(0.3f);
+    float *dx = put(gpu, x, (size_t)n * (size_t)n_in * 4), *dn = put(gpu, norm, (size_t)n_in * 4), *dout[5];
+    long forms[2];
+    must(gpu, "reserve", kn_op(gpu)->reserve(gpu, n, n_in, 8, 1, 64));
+    for (int j = 0; j < 5; j++) dout[j] = put(gpu, r, outs * 4);
+    for (int how = 0; how < 2; how++) { /* at once, in calls of up to 64 rows */
+        const struct forms before = forms_now(gpu);
+        for (int i = 0, step = how ? 64 : n; i < n; i += step) {
+            const int some = n - i < step ? n - i : step;
+            float *const at = dx + (size_t)i * (size_t)n_in, *to[5];
+            for (int j = 0; j < 5; j++) to[j] = dout[j] + (size_t)i * (size_t)n_out;
+            must(gpu, "norm_linear", kn_op(gpu)->norm_linear(gpu, to, w, 3, at, dn, 1e-6f, some));
+            must(gpu, "norm_gated",
+                 kn_op(gpu)->norm_gated(gpu, to[3], w[0], w[1], at, dn, 1e-6f, KN_ACT_SILU, some));
+            must(gpu, "linear", kn_op(gpu)->linear(gpu, to[4], w[0], at, some, true));
+        }
+        forms[how] = forms_since(gpu, &before, CUDA_PRODUCT_WIDE);
+        for (int j = 0; j < 5; j++) {
+            got[how][j] = get(gpu, dout[j], outs * 4);
+            must(gpu, "upload", kn_op(gpu)->upload(gpu, dout[j], r, outs * 4));
+        }
+    }
+    int others = 0;
+    for (int j = 0; j < 5; j++) others += memcmp(got[0][j], got[1][j], outs * 4) != 0;
+    const bool taken = cuda_is_early(gpu) ? forms[0] >= (rows ? 3 : 2) : forms[0] == 0;
+    verdict((rows ? others == 0 : others >= 3) && taken,
+            "many %s and %s [%d, %d] x %d: %d of 5 results other than of calls of 64 rows, expected %s%s",
+            kn_type_info(type)->name, kn_type_info(other)->name, n_out, n_in, n, others,
+            rows ? "none" : "what is of another form", taken ? "" : ", not by the form that it is for");
+    for (int j = 0; j < 5; j++) drop(gpu, dout[j]), free(got[0][j]), free(got[1][j]);
+    for (int j = 0; j < 3; j++) drop_matrix(&m[j]);
+    free(x), free(r), free(norm), drop(gpu, dx), drop(gpu, dn);
 }
 
 static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q4_1,   KN_Q5_0,  KN_Q5_1,
@@ -287,21 +336,21 @@ enum { N_TYPES = sizeof types / sizeof *types };
 /* The library, which takes more rows, and all on other devices. */
 static void check_library(void)
 {
-    const size_t panel = many_tuning.panel_bytes;
-    const int most = many_tuning.tile_rows;
+    const struct many_tuning usual = many_tuning;
     many_tuning.tile_rows = 0;
     for (size_t k = 0; k < N_TYPES; k++) check_linear(types[k], &(struct shape){256, 37, 65});
     many_tuning.panel_bytes = (size_t)1 << 20; /* 512 rows, 2 panels of 384 and 316 */
     check_linear(KN_Q4_K, &(struct shape){1024, 700, 200});
     check_norm(KN_Q4_K, KN_Q6_K, &(struct shape){1024, 700, 200});
-    many_tuning.panel_bytes = panel;
-    many_tuning.tile_rows = most;
+    many_tuning = usual;
 }
 
 static void check(bool small)
 {
     static const struct shape plain[] = {{77, 21, 65}, {1000, 333, 130}},
                               whole[] = {{256, 37, 65}, {768, 304, 130}};
+    const int wide = many_tuning.wide_rows;
+    many_tuning.wide_rows = 0;
     for (size_t k = 0; k < N_TYPES; k++) {
         const struct shape *s = kn_type_info(types[k])->block == 1 ? plain : whole;
         rnd_state = k + 1;
@@ -322,6 +371,15 @@ static void check(bool small)
     check_bits(KN_Q6_K, 2048, 1000);
     check_bits(KN_Q8_0, 2080, 1000);
     check_bits(KN_BF16, 1056, 1000);
+    many_tuning.wide_rows = wide;
+    check_wide(KN_Q4_K, KN_Q6_K, 1024, 700, 65);
+    check_wide(KN_Q6_K, KN_Q4_K, 5120, 1024, 80);
+    check_wide(KN_Q5_K, KN_IQ4_XS, 12288, 512, 81);
+    check_wide(KN_Q3_K, KN_Q2_K, 2048, 304, 96);
+    check_wide(KN_Q6_K, KN_IQ4_XS, 4096, 304, 100);
+    check_wide(KN_Q5_K, KN_Q3_K, 2304, 1000, 128);
+    check_wide(KN_Q2_K, KN_Q4_K, 17408, 200, 128);
+    check_wide(KN_Q4_K, KN_Q8_0, 1024, 700, 100);
 }
 
 /* ---- the speed of a prompt ---- */

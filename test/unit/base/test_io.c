@@ -8,11 +8,30 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "../../../common/base/io.h"
 #include "../../../common/base/mem.h"
 #include "../scratch.h"
+
+/* ---- a system where files without a name are not had, or cannot be given one ---- */
+
+static bool no_unnamed, no_link;
+
+int access(const char *path, int how)
+{
+    if (!no_unnamed || strcmp(path, "/proc/self/fd")) return faccessat(AT_FDCWD, path, how, 0);
+    errno = ENOENT;
+    return -1;
+}
+
+int linkat(int from_dir, const char *from, int to_dir, const char *to, int flags)
+{
+    if (!no_link) return (int)syscall(SYS_linkat, from_dir, from, to_dir, to, flags);
+    errno = EPERM;
+    return -1;
+}
 
 /* ---- errors and memory ---- */
 
@@ -284,34 +303,75 @@ static void out_stdout(void **state)
 
 static void out_signal(void **state)
 {
-    static const int sigs[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
+    static const int sigs[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGKILL};
     int before = scratch_files();
     (void)state;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 9; i++) { /* with and without a name; SIGKILL leaves nothing where it has none */
         int status, fd[2];
         char c;
         pid_t pid;
+        no_unnamed = i % 2;
         assert_int_equal(pipe(fd), 0);
         pid = fork();
         if (!pid) {
             struct io_out o;
             struct err e = {0};
-            signal(sigs[i], SIG_DFL); /* under nohup it is ignored, and stays so */
+            if (sigs[i / 2] != SIGKILL)
+                signal(sigs[i / 2], SIG_DFL); /* under nohup it is ignored, and stays so */
             io_signals_install();
             if (io_out_open(&o, scratch("killed"), false, NULL, 0, &e)) _exit(1);
             io_out_write(&o, "x", 1, &e);
-            if (scratch_files() != before + 1 || write(fd[1], "r", 1) != 1) _exit(2);
+            if (o.unnamed == no_unnamed || scratch_files() != before + no_unnamed ||
+                write(fd[1], "r", 1) != 1)
+                _exit(2);
             for (;;) pause();
         }
         close(fd[1]);
         assert_int_equal(read(fd[0], &c, 1), 1);
         close(fd[0]);
-        kill(pid, sigs[i]);
+        kill(pid, sigs[i / 2]);
         waitpid(pid, &status, 0);
         assert_true(WIFSIGNALED(status));
-        assert_int_equal(WTERMSIG(status), sigs[i]);
+        assert_int_equal(WTERMSIG(status), sigs[i / 2]);
         assert_int_equal(scratch_files(), before);
     }
+    no_unnamed = false;
+}
+
+/* A file without a name that cannot be given one is copied; a name that is taken is passed over. */
+static void out_unnamed(void **state)
+{
+    static char data[700000], got[sizeof data + 1];
+    struct io_out o;
+    struct err e = {0};
+    struct stat st;
+    int before = scratch_files();
+    char taken[512];
+    (void)state;
+    for (size_t i = 0; i < sizeof data; i++) data[i] = (char)(i * 2654435761u >> 24);
+    snprintf(taken, sizeof taken, "%s.%ld-0.tmp", scratch("given"), (long)getpid());
+    for (int way = 0; way < 3; way++) {
+        FILE *f = way == 1 ? fopen(taken, "w") : NULL;
+        if (f) fclose(f);
+        no_link = way == 2;
+        assert_int_equal(io_out_open(&o, scratch("given"), way, NULL, 0, &e), 0);
+        assert_true(o.unnamed);
+        assert_int_equal(io_out_write(&o, data, sizeof data, &e), 0);
+        assert_int_equal(scratch_files(), before + (way > 0) + (way == 1));
+        assert_int_equal(io_out_commit(&o, &e), 0);
+        no_link = false;
+        f = fopen(scratch("given"), "r");
+        assert_non_null(f);
+        assert_int_equal(fread(got, 1, sizeof got, f), sizeof data);
+        assert_memory_equal(got, data, sizeof data);
+        fclose(f);
+        assert_int_equal(stat(scratch("given"), &st), 0);
+        assert_int_equal(st.st_mode & 0777, way ? 0640 : st.st_mode & 0777);
+        if (!way) assert_int_equal(chmod(scratch("given"), 0640), 0);
+        if (way == 1) assert_int_equal(unlink(taken), 0); /* it was left alone */
+    }
+    assert_int_equal(unlink(scratch("given")), 0);
+    assert_int_equal(scratch_files(), before);
 }
 
 static void write_file(const char *path, const char *text, size_t n)
@@ -356,7 +416,7 @@ static void map_changes(void **state)
         io_signals_install();
         if (io_map_open(&m, scratch("source"), &e) || io_out_open(&o, scratch("made"), false, NULL, 0, &e))
             _exit(90);
-        if (scratch_files() != before + 1 || truncate(scratch("source"), 5)) _exit(91);
+        if (scratch_files() != before + !o.unnamed || truncate(scratch("source"), 5)) _exit(91);
         volatile uint8_t sink = m.data[2 << 12];
         _exit(92 + sink);
     }
@@ -538,8 +598,9 @@ int main(void)
         cmocka_unit_test(errors),      cmocka_unit_test(memory),       cmocka_unit_test(maps),
         cmocka_unit_test(out_whole),   cmocka_unit_test(out_refusals), cmocka_unit_test(out_appeared),
         cmocka_unit_test(out_full),    cmocka_unit_test(out_stdout),   cmocka_unit_test(out_signal),
-        cmocka_unit_test(map_changes), cmocka_unit_test(out_zeroed),   cmocka_unit_test(read_all),
-        cmocka_unit_test(interrupted), cmocka_unit_test(tokens),       cmocka_unit_test(together),
+        cmocka_unit_test(out_unnamed), cmocka_unit_test(map_changes),  cmocka_unit_test(out_zeroed),
+        cmocka_unit_test(read_all),    cmocka_unit_test(interrupted),  cmocka_unit_test(tokens),
+        cmocka_unit_test(together),
     };
     int rc;
     scratch_begin();

@@ -123,9 +123,10 @@ static void test_described(void **state)
     assert_non_null(strstr(d->pieces, "dflash.conv_kernel_size 2"));
     assert_non_null(strstr(d->pieces, "blk.0.attn_conv_base [32, 2, 2]"));
     assert_null(strstr(d->pieces, "blk.1."));
-    assert_int_equal(desc_runnable(d, &e), -1);
-    assert_int_equal(e.code, ERR_FORMAT);
-    assert_memory_equal(e.msg, "a DFlash2 drafter: running it is not supported (found ", 54);
+    assert_true(d->runs);
+    assert_int_equal(desc_runnable(d, &e), 0);
+    assert_int_equal(d->first_row, 1);
+    assert_int_equal(desc_cycle_rows(d), d->block_size);
     desc_free(d);
     gguf_close(g);
 }
@@ -182,12 +183,17 @@ static void test_refused(void **state)
          "d/config.json: key dflash_config.conv_kernel_size shows a DFlash2 drafter..."},
         {{{"markov_rank", "4"}}, "d/config.json: key markov_rank shows a DSpark drafter..."},
         {{{"architectures", "[\"Qwen3DSparkModel\"]"}},
-         "d/config.json: architecture Qwen3DSparkModel: DSpark drafters are not supported..."},
+         "d/config.json: key dflash_config.conv_kernel_size shows a DFlash2 drafter, which is not supported "
+         "(expected a plain Qwen3DSparkModel)"},
+        {{{"architectures", "[\"Gemma4DSparkModel\"]"}},
+         "d/config.json: architecture Gemma4DSparkModel: DSpark (Gemma 4's blocks) drafters are not "
+         "supported..."},
         {{{"architectures", "[\"Gemma4AssistantForCausalLM\"]"}},
          "d/config.json: architecture Gemma4AssistantForCausalLM: MTP assistant drafters are not "
          "supported..."},
         {{{"architectures", "[\"DominoDraftModel\"]"}},
-         "d/config.json: architecture DominoDraftModel: Domino drafters are not supported..."},
+         "d/config.json: key dflash_config.conv_kernel_size shows a DFlash2 drafter, which is not supported "
+         "(expected a plain DominoDraftModel)"},
     };
     struct spec s = dflash2_spec("");
     for (size_t i = 0; i < sizeof c / sizeof c[0]; i++) {

@@ -237,7 +237,7 @@ static int other_ids(struct gguf_writer *w, struct err *e)
 }
 static int scaled(struct gguf_writer *w, struct err *e)
 {
-    return gguf_put_f32(w, "dflash.logit_scale", 0.5f, e);
+    return gguf_put_f32(w, "dflash.logit_scale", -0.5f, e);
 }
 
 static void test_lies(void **state)
@@ -280,7 +280,7 @@ static void test_refused(void **state)
         {"upstream", {.edit = unshifted_ids}, "element 0 out of range (expected 1 to 1024, got 0)", NULL},
         {"upstream",
          {.edit = scaled},
-         "key 'dflash.logit_scale': is not supported (expected 1, got 0.5)",
+         "key 'dflash.logit_scale': out of range (expected a finite number above 0, got -0.5)",
          NULL},
         {"upstream", {.drop = "@.target_layers"}, "the taps are missing", "--draft-taps LIST"},
         {"upstream",

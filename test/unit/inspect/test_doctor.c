@@ -156,6 +156,10 @@ static int no_theta(struct gguf_writer *w, struct err *e)
     gguf_remove(w, "dflash.rope.freq_base");
     return words_d(w, e);
 }
+static int hyper(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_u32(w, "dflash.hyper_connection.count", 4, e) | words_d(w, e);
+}
 static int confidence(struct gguf_writer *w, struct err *e)
 {
     return gguf_put_bool(w, "dflash.has_confidence_head", true, e) | words_d(w, e);
@@ -322,9 +326,15 @@ static const struct sick sick[] = {
      .t.drop_tensor = "blk.0.attn_q.weight"},
     {.subject = "kind",
      .level = CHECK_BAD,
-     .text = "a DSpark drafter, which cannot be run here",
+     .text = "a DeepSeek-V4 drafter, which cannot be run here",
      .expected = "a plain DFlash drafter",
-     .found = "dflash.has_confidence_head 1",
+     .found = "dflash.hyper_connection.count 4",
+     .d.edit = hyper},
+    {.subject = "drafter",
+     .level = CHECK_BAD,
+     .text = "the file is not understood",
+     .expected = "a model that is known",
+     .found = "key 'dflash.has_confidence_head': disagrees with the tensors (expected false, got true)",
      .d.edit = confidence},
 };
 

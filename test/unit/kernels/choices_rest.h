@@ -68,7 +68,7 @@ static inline void choose_experts(FILE *out)
 
 static inline void choose_delta(FILE *out)
 {
-    static const char *const forms[] = {"rows", "few", "one", "blocks"};
+    static const char *const forms[] = {"rows", "few", "one", "chunks", "blocks"};
     static const struct {
         const char *name;
         int32_t n_k, n_v, d, conv;

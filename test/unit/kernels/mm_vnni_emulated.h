@@ -2,6 +2,9 @@
  * (none saturates), for processors that have AVX2 and not AVX-VNNI. */
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c")
+#ifdef __SANITIZE_ADDRESS__
+#pragma GCC optimize("O1") /* its checks in what -O2 unrolls take minutes to compile */
+#endif
 #include <immintrin.h>
 
 /* acc + the sum of 4 products of unsigned and signed bytes, in each 32 bits. */

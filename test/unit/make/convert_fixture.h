@@ -25,7 +25,7 @@
 
 /* ---- checkpoints ---- */
 
-enum { EMBD = 32, FF = 64, HEADS = 2, KV = 1, HEAD = 16, LAYERS = 2, VOCAB = 40, TAPS = 2, MAX_TENSORS = 64 };
+enum { EMBD = 32, FF = 64, HEADS = 2, KV = 1, HEAD = 16, LAYERS = 2, VOCAB = 40, TAPS = 2, MAX_TENSORS = 80 };
 
 struct spec_tensor {
     char name[96], dtype[8];
@@ -218,7 +218,7 @@ static inline void write_shard(const char *path, const struct spec *s, int from,
     n += (size_t)sprintf(head + n, "{");
     for (int i = from; i < to; i++) {
         const struct spec_tensor *t = &s->t[i];
-        size_t bytes = count_of(t) * (!strcmp(t->dtype, "F32") ? 4u : 2u);
+        size_t bytes = count_of(t) * (!strcmp(t->dtype, "F32") ? 4u : !strcmp(t->dtype, "I64") ? 8u : 2u);
         char shape[72];
         if (t->shape[2])
             snprintf(shape, sizeof shape, "%lld,%lld,%lld", (long long)t->shape[0], (long long)t->shape[1],
@@ -242,7 +242,10 @@ static inline void write_shard(const char *path, const struct spec *s, int from,
             const char *name =
                 strcmp(s->t[i].name, "lm_head.weight") ? s->t[i].name : "model.embed_tokens.weight";
             uint16_t b = value_bits(name, j);
-            if (!strcmp(s->t[i].dtype, "F32")) {
+            if (!strcmp(s->t[i].dtype, "I64")) { /* differences from a row's place: every second id */
+                memcpy(p, &j, 8);
+                p += 8;
+            } else if (!strcmp(s->t[i].dtype, "F32")) {
                 uint32_t w = (uint32_t)b << 16 | 0x1234;
                 memcpy(p, &w, 4);
                 p += 4;

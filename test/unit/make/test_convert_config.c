@@ -181,9 +181,9 @@ static void test_drafter_config(void **state)
          "d/config.json: key markov_rank shows a DSpark drafter, which is not supported (expected a plain "
          "DFlashDraftModel)"},
         {{{"output_multiplier", "1.0"}}, NULL},
-        {{{"output_multiplier", "0.5"}},
-         "d/config.json: output_multiplier changes the forward pass and is not implemented (expected 1, got "
-         "0.5)"},
+        {{{"output_multiplier", "0.5"}}, NULL},
+        {{{"output_multiplier", "-0.5"}},
+         "d/config.json: output_multiplier is out of range (expected a positive number, got -0.5)"},
         {{{"sliding_window", "null"}},
          "d/config.json: sliding_window is missing (layer_types has sliding layers)"},
         {{{"use_sliding_window", "false"}},
@@ -203,10 +203,18 @@ static void test_drafter_config(void **state)
         {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"causal\": true}"},
           {"is_causal", "false"}},
          "d/config.json: dflash_config.causal and is_causal disagree (true against false)"},
+        {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"causal_head\": true}"},
+          {"is_causal", "false"}},
+         "d/config.json: is_causal and dflash_config.causal_head disagree (false against true)"},
+        {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"causal_head\": 1}"}},
+         "d/config.json: dflash_config.causal_head is not usable (expected true or false, got 1)"},
         {{{"dflash_config",
            "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"projector_type\": \"domino\"}"}},
+         "d/config.json: shift_label is missing (expected at dflash_config.shift_label or shift_label)"},
+        {{{"dflash_config",
+           "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"projector_type\": \"other\"}"}},
          "d/config.json: dflash_config.projector_type changes the forward pass and is not implemented "
-         "(expected \"dflash\", got \"domino\")"},
+         "(expected \"dflash\", got \"other\")"},
         {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"gru_hidden_dim\": 8}"}},
          "d/config.json: key dflash_config.gru_hidden_dim shows a Domino drafter, which is not supported "
          "(expected a plain DFlashDraftModel)"},
@@ -248,6 +256,29 @@ static void test_drafter_extras(void **state)
     gguf_close(g);
 }
 
+/* JetSpec: one flag, where its exporter puts it or at top level. A full layer is causal then, and a sliding
+ * one is not where it says false. */
+static void test_causal_head(void **state)
+{
+    (void)state;
+    struct spec s = drafter_spec("");
+    static const struct pair change[][3] = {
+        {{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"causal_head\": true}"}},
+        {{"causal_head", "false"}}};
+    for (int i = 0; i < 2; i++) {
+        write_config("d", base_drafter, change[i]);
+        write_weights("d", &s);
+        struct convert o = options("d");
+        convert_ok(&o);
+        struct gguf *g = open_out();
+        array_is(g, "dflash.attention.causal_pattern", GGUF_BOOL, (int64_t[]){!i, !i}, 2);
+        bool causal = i;
+        assert_int_equal(gguf_get_bool(g, "dflash.attention.causal", &causal, NULL), 0);
+        assert_int_equal(causal, !i);
+        gguf_close(g);
+    }
+}
+
 /* ---- malformed text ---- */
 
 static void test_json(void **state)
@@ -269,9 +300,8 @@ static void test_json(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_target_config),
-        cmocka_unit_test(test_drafter_config),
-        cmocka_unit_test(test_drafter_extras),
+        cmocka_unit_test(test_target_config),  cmocka_unit_test(test_drafter_config),
+        cmocka_unit_test(test_drafter_extras), cmocka_unit_test(test_causal_head),
         cmocka_unit_test(test_json),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

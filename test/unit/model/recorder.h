@@ -30,12 +30,19 @@ struct recorder_call {
         R_ACCEPT,
         R_RMS_NORM,
         R_NORM_ADD,
+        R_NORM_PAIR,
         R_GATE,
         R_ROUTE,
         R_EXPERTS_GATED,
         R_EXPERTS_DOWN,
         R_DELTA,
-        R_SOFTCAP
+        R_SOFTCAP,
+        R_CELL,
+        R_SPREAD,
+        R_CONV,
+        R_TOP,
+        R_EDGES,
+        R_WALK
     } op;
     void *out, *outs[KN_MATRICES];
     const void *a, *b, *c, *w[KN_MATRICES];
@@ -44,10 +51,16 @@ struct recorder_call {
     struct kn_rope_store rope[RECORDER_LAYERS]; /* i of them */
     struct kn_attention attention;
     struct kn_pick pick;
+    struct kn_conv conv;
+    struct kn_top top;
+    struct kn_edges edges;
+    struct kn_walk walk;
     struct kn_offering offering;
     struct kn_accept accept;
     struct kn_route route;
     struct kn_delta delta;
+    struct kn_norm_pair pair;
+    struct kn_cell cell;
 };
 struct recording {
     int n;
@@ -110,6 +123,7 @@ static int recorder_run(struct kn_backend *be, const struct recorder_call *c)
     case R_ACCEPT: return op->accept(be, &c->accept);
     case R_RMS_NORM: return op->rms_norm(be, c->out, c->a, c->b, n, c->i, c->f);
     case R_NORM_ADD: return op->norm_add(be, c->out, c->a, c->b, c->c, n, c->i, c->f, c->g);
+    case R_NORM_PAIR: return op->norm_pair(be, &c->pair);
     case R_GATE: return op->gate(be, c->out, c->a, n, c->i, c->j);
     case R_ROUTE: return op->route(be, &c->route);
     case R_EXPERTS_GATED:
@@ -119,6 +133,12 @@ static int recorder_run(struct kn_backend *be, const struct recorder_call *c)
         return op->experts_down(be, c->out, c->w[0], c->a, c->b, c->c, n, (int32_t)c->j, c->i);
     case R_DELTA: return op->delta(be, &c->delta);
     case R_SOFTCAP: return op->softcap(be, c->out, c->n, c->f);
+    case R_CELL: return op->cell(be, &c->cell);
+    case R_SPREAD: return op->spread(be, c->out, c->i, c->a, c->j, c->b, n);
+    case R_CONV: return op->conv(be, &c->conv);
+    case R_TOP: return op->top(be, &c->top);
+    case R_EDGES: return op->edges(be, &c->edges);
+    case R_WALK: return op->walk(be, &c->walk);
     }
     return KN_EINVAL;
 }
@@ -246,6 +266,10 @@ static int r_norm_add(struct kn_backend *be, float *out, const float *x, const f
                                                    .f = eps,
                                                    .g = scale});
 }
+static int r_norm_pair(struct kn_backend *be, const struct kn_norm_pair *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_NORM_PAIR, .pair = *a});
+}
 static int r_gate(struct kn_backend *be, float *x, const float *g, int32_t n, int64_t width, int64_t g_width)
 {
     return recorder_do(
@@ -290,6 +314,32 @@ static int r_delta(struct kn_backend *be, const struct kn_delta *a)
 static int r_softcap(struct kn_backend *be, float *x, int64_t count, float cap)
 {
     return recorder_do(be, &(struct recorder_call){.op = R_SOFTCAP, .out = x, .n = count, .f = cap});
+}
+static int r_cell(struct kn_backend *be, const struct kn_cell *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_CELL, .cell = *a});
+}
+static int r_spread(struct kn_backend *be, float *out, int64_t n_out, const float *x, int64_t n_x,
+                    const int32_t *from, int32_t n)
+{
+    return recorder_do(be, &(struct recorder_call){
+                               .op = R_SPREAD, .out = out, .a = x, .b = from, .n = n, .i = n_out, .j = n_x});
+}
+static int r_conv(struct kn_backend *be, const struct kn_conv *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_CONV, .conv = *a});
+}
+static int r_top(struct kn_backend *be, const struct kn_top *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_TOP, .top = *a});
+}
+static int r_edges(struct kn_backend *be, const struct kn_edges *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_EDGES, .edges = *a});
+}
+static int r_walk(struct kn_backend *be, const struct kn_walk *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_WALK, .walk = *a});
 }
 static int r_await(struct kn_backend *be, const uint32_t *number, uint32_t want)
 {
@@ -380,12 +430,19 @@ static void recorder_on(struct kn_backend *be)
     recorder.op.free = r_free;
     recorder.op.rms_norm = r_rms_norm;
     recorder.op.norm_add = r_norm_add;
+    recorder.op.norm_pair = r_norm_pair;
     recorder.op.gate = r_gate;
     recorder.op.route = r_route;
     recorder.op.experts_gated = r_experts_gated;
     recorder.op.experts_down = r_experts_down;
     recorder.op.delta = r_delta;
     recorder.op.softcap = r_softcap;
+    recorder.op.cell = r_cell;
+    recorder.op.spread = r_spread;
+    recorder.op.conv = r_conv;
+    recorder.op.top = r_top;
+    recorder.op.edges = r_edges;
+    recorder.op.walk = r_walk;
     recorder.op.record_begin = r_begin;
     recorder.op.record_end = r_end;
     recorder.op.replay = r_replay;

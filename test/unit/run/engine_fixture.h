@@ -55,7 +55,7 @@ static inline struct session *start(const struct way *y, struct model *t, struct
 {
     struct err e = {0};
     struct session *s;
-    const struct session_options o = {.ctx = y->prompt + N_NEW + TINY_BLOCK,
+    const struct session_options o = {.ctx = y->prompt + N_NEW + MAX_BLOCK,
                                       .chunk = y->chunk,
                                       .block = y->block,
                                       .draft_window = y->draft_window,

@@ -54,8 +54,11 @@ static void test_temperatures(void **state)
 {
     (void)state;
     static const double t[] = {0, 0.01, 0.65, 0.66, 0.9, 0.91, 5};
-    static const int32_t want[] = {0, 1, 1, 2, 2, 3, 3};
-    for (size_t i = 0; i < 7; i++) assert_int_equal(calibration_temperature(t[i]), want[i]);
+    static const int32_t coupled[] = {0, 1, 1, 2, 2, 3, 3}, greedy[] = {0, 4, 4, 5, 5, 6, 6};
+    for (size_t i = 0; i < 7; i++) {
+        assert_int_equal(calibration_bucket(t[i], false), coupled[i]);
+        assert_int_equal(calibration_bucket(t[i], true), greedy[i]);
+    }
 }
 
 /* Whatever comes is a probability; in the prior, likelier proposals are no less likely. */
@@ -66,7 +69,7 @@ static void test_is_a_probability(void **state)
     struct calibration c;
     calibration_init(&c);
     for (int round = 0; round < 2; round++) {
-        for (int32_t t = 0; t < CALIBRATION_TEMPERATURES; t++)
+        for (int32_t t = 0; t < CALIBRATION_BUCKETS; t++)
             for (int32_t j = 0; j < 80; j++) {
                 double before = 0;
                 for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
@@ -162,7 +165,7 @@ static void test_labels(void **state)
     assert_int_equal(c.draft_gauge[1].labels, 1), assert_int_equal(c.draft_gauge[1].equal, 0);
     assert_int_equal(c.draft_gauge[2].labels, 0);
     assert_true(c.draft[0].slot[0].mean > 0 && c.draft[0].slot[1].mean < 0 && c.draft[0].slot[2].mean == 0);
-    for (int32_t t = 1; t < CALIBRATION_TEMPERATURES; t++)
+    for (int32_t t = 1; t < CALIBRATION_BUCKETS; t++)
         assert_memory_equal(&c.draft[t], &was.draft[t], sizeof c.draft[t]);
     assert_memory_equal(c.look, was.look, sizeof c.look);
     /* Labels make sure, time makes unsure again, and never more so than at first. */
@@ -225,9 +228,9 @@ static void test_shared(void **state)
 static void test_file(void **state)
 {
     (void)state;
-    static const char doc[] =
-        "{\"schema\": 1, \"of\": \"a pair\", \"draft\": [{\"bucket\": \"0.9\", \"intercept\": [0.5, 0.1], "
-        "\"slope\": [1.25, 0.01], \"slots\": [[0.25, 0.5], [-1, 0]]}]}";
+    static const char doc[] = "{\"schema\": 1, \"of\": \"a pair\", \"draft\": [{\"bucket\": \"coupled 0.9\", "
+                              "\"intercept\": [0.5, 0.1], "
+                              "\"slope\": [1.25, 0.01], \"slots\": [[0.25, 0.5], [-1, 0]]}]}";
     const double x[] = {1, -1, 2};
     struct calibration c, back, prior;
     struct err e = {0};
@@ -264,9 +267,11 @@ static void test_refused(void **state)
         {"{\"schema\":1}", "f: draft (expected an array of one bucket or more, got nothing)"},
         {"{\"schema\":1,\"drafts\":1}",
          "f: unknown key \"drafts\" (expected schema or another that is documented)"},
-        {D("{}"), "f: draft[0]: bucket (expected \"0\", \"0.65\", \"0.9\" or \"above\", got nothing)"},
-        {D("{\"bucket\":\"1\"}"),
-         "f: draft[0]: bucket (expected \"0\", \"0.65\", \"0.9\" or \"above\", got \"1\")"},
+        {D("{}"), "f: draft[0]: bucket (expected \"0\", or coupled or greedy and 0.65, 0.9 or above, as "
+                  "\"coupled 0.9\", got nothing)"},
+        {D("{\"bucket\":\"0.65\"}"), /* of which kind? */
+         "f: draft[0]: bucket (expected \"0\", or coupled or greedy and 0.65, 0.9 or above, as \"coupled "
+         "0.9\", got \"0.65\")"},
         {D("{\"bucket\":\"0\"}"), "f: draft[0]: intercept (expected [-100 to 100, 0 to 100], got nothing)"},
         {D("{\"bucket\":\"0\",\"intercept\":[0,-1]}"),
          "f: draft[0]: intercept (expected [-100 to 100, 0 to 100], got [0,-1])"},

@@ -4,6 +4,7 @@
 #include "engine_fixture.h"
 
 #include "../../../common/run/times.h"
+#include "../often.h"
 #include "turns_tiny.h"
 
 /* N_NEW tokens behind the prompt in a session of its own. */
@@ -34,7 +35,7 @@ static void test_beside(void **state)
     static struct run plain, ref, r;
     int64_t longest = 0, looked = 0;
     (void)state;
-    for (int i = 0; i < 192; i++) {
+    for (int i = 0; i < OFTEN(192); i++) {
         struct setting y = setting(i, i / 2 % 2, i / 4 % 2, length[i / 8 % 4]);
         const bool recorded = i / 32 % 2;
         struct script k = {.source = {.op = &beside_ops, .rows = i % 5 ? SESSION_MAX_ROWS : 3 + i % 7},
@@ -59,7 +60,7 @@ static void test_beside(void **state)
         for (int j = TINY_BLOCK; j < SESSION_MAX_ROWS; j++) longest += r.st.accepted[j];
         looked += r.st.look_cycles;
     }
-    assert_true(looked > 600 && longest > 150);
+    assert_true(looked > OFTEN(600) && longest > OFTEN(150));
 }
 
 /* ---- the plans of the loop ---- */

@@ -5,6 +5,7 @@
 #include "../../../common/run/cycle.h"
 #include "../../../common/run/planner_auto.h"
 #include "../../../common/run/session_impl.h"
+#include "../often.h"
 #include "plans.h"
 
 static int slide(struct gguf_writer *w, struct err *e)
@@ -60,7 +61,7 @@ static void any_plans(struct model *t, struct model *d, int32_t window)
             run_planned(&y, &x, NULL, &ref);
             same_ids(&plain, &ref);
             assert_int_equal(ref.n_trace, (N_NEW - 1) * (y.block - 1));
-            for (uint32_t seed = 0; seed < 40; seed++) {
+            for (uint32_t seed = 0; seed < OFTEN(40); seed++) {
                 struct draw draw = {
                     .x = seed * 2654435761u + 99, .most = y.block, .of = &ref, .prompt = length[i]};
                 const struct planner p = draw_planner(&draw);
@@ -268,7 +269,7 @@ static void test_script(void **state)
     struct model *t = load(target_path, be), *d = load(drafter_path, be);
     int64_t accepted = 0, cycles = 0;
     (void)state;
-    for (int i = 0; i < 160; i++) {
+    for (int i = 0; i < OFTEN(160); i++) {
         struct way y = {.prompt = i % 3 ? 33 : 250, .sampler = i % 2 ? sampled : greedy, .target_model = t};
         struct draw draw = {.x = (uint32_t)i * 77, .most = rows[i / 2 % 4]};
         const struct planner p = draw_planner(&draw);
@@ -330,7 +331,7 @@ static void test_refused(void **state)
         e = (struct err){0};
         session_free(s);
     }
-    struct script k = {.source = {.op = &script_ops, .rows = 5, .needs = {.hidden = true}}};
+    struct script k = {.source = {.op = &script_ops, .rows = 5, .needs = {.tapped = d->d, .hidden = true}}};
     const struct session_options o = {.ctx = 50, .kv = {KN_F16, KN_F16}};
     expect_error(engine_open(&g, t, &k.source, &o, &e), &e, ERR_USAGE,
                  "wants the target's last hidden state");

@@ -6,13 +6,14 @@
 #include "../model/family_fixture.h"
 
 #include "../model/recorder.h"
+#include "../often.h"
 #include "../streams.h"
 
 #include "../../../common/run/cycle.h"
 #include "../../../common/run/memory_plan.h"
 #include "../../../common/run/session_impl.h"
 #include "../../../common/run/times.h"
-#include "turns.h"
+#include "spans.h"
 
 enum { IDS = 9, BLOCK = 6, N_ROWS = 150 };
 
@@ -78,21 +79,30 @@ static struct model *make(const char *dir, uint64_t seed, enum quant_recipe type
     o.seed = seed;
     o.type_given = true;
     o.type = type;
+    if (!strcmp(dir, "target")) o.mtp = CONVERT_MTP_KEEP;
     convert_ok(&o);
     must(model_load(&m, path, be, NULL, NULL, NULL, &e), &e);
     return m;
 }
 
+/* Of the target's file: a target's weights and the block that predicts further tokens, which is read as a
+ * drafter. */
 static struct model *target(int kind)
 {
     family_config("target", kinds[kind], NULL);
     return make("target", 11 + (uint64_t)kind, kind == 1 ? QUANT_Q8_0 : QUANT_F32);
 }
 
-static struct model *drafter(void)
+/* A test's state says which drafter: NULL, a DFlash drafter; else the MTP block of the newest target. */
+static struct model *drafter(void **state)
 {
+    const struct desc_override o = {.drafter = true, .draft_causal = -1, .block_size = BLOCK};
+    struct err e = {0};
+    struct model *m;
     write_config("drafter", base_drafter, drafter_parts);
-    return make("drafter", 5, QUANT_F32);
+    if (!*state) return make("drafter", 5, QUANT_F32);
+    must(model_load(&m, "target.gguf", be, &o, NULL, NULL, &e), &e);
+    return m;
 }
 
 static struct session *start(struct model *t, struct model *d, int32_t chunk, uint32_t kv)
@@ -161,7 +171,7 @@ static void test_planned_memory(void **state)
     const struct session_options o = {.ctx = 400, .kv = {KN_F32, KN_F32}};
     const struct session_timing timing = {
         .sampler = {.top_p = 1, .repeat_penalty = 1}, .rows = (const int32_t[]){2}, .n = 1, .budget_s = 1};
-    struct model *t = target(0), *d = drafter();
+    struct model *t = target(0), *d = drafter(state);
     struct session *s = start(t, d, 64, KN_F32);
     struct kn_ops op = *inner;
     struct err e = {0};
@@ -331,9 +341,8 @@ static void test_lossless(void **state)
     static const int32_t width[] = {0, 1, 2, 4};
     int64_t accepted = 0, cycles = 0;
     (void)state;
-    struct model *d = drafter();
     for (int kind = 0; kind < KINDS; kind++) {
-        struct model *t = target(kind);
+        struct model *t = target(kind), *d = drafter(state);
         for (int sampler = 0; sampler < 2; sampler++)
             for (int i = 0; i < 4; i++) {
                 run(t, NULL, 33, sampler, 0, &plain);
@@ -349,11 +358,11 @@ static void test_lossless(void **state)
                 for (int j = 0; j < BLOCK; j++) accepted += j * host.st.accepted[j];
                 cycles += host.st.cycles;
             }
+        model_free(d);
         model_free(t);
     }
     /* Random models over 9 ids: some proposals must have been right, and more than one in a row. */
     assert_true(accepted > cycles / 20 && accepted < 4 * cycles);
-    model_free(d);
 }
 
 /* A stream of source x under plans p, the recurrent state written every so many rows. */
@@ -388,15 +397,14 @@ static void test_plans(void **state)
     static const int32_t every[] = {0, 2, 3, 6};
     int64_t accepted = 0, cycles = 0, steps = 0;
     (void)state;
-    struct model *d = drafter();
-    struct source x = source_dflash(d);
     for (int kind = 0; kind < KINDS; kind++) {
-        struct model *t = target(kind);
+        struct model *t = target(kind), *d = drafter(state);
+        struct source x = source_drafter(d);
         for (int sampler = 0; sampler < 2; sampler++) {
             run_planned(t, NULL, sampler, 0, NULL, 0, &plain);
             run_planned(t, &x, sampler, 0, NULL, 1, &ref);
             same(&plain, &ref, false);
-            for (uint32_t i = 0; i < 120; i++) {
+            for (uint32_t i = 0; i < OFTEN(120); i++) {
                 struct draw draw = {.x = i * 2654435761u + 7, .most = BLOCK};
                 const struct planner p = draw_planner(&draw);
                 struct script k = {.source = {.op = &script_ops, .rows = BLOCK},
@@ -415,11 +423,11 @@ static void test_plans(void **state)
                 cycles += r.st.cycles, steps += r.st.steps;
             }
         }
+        model_free(d);
         model_free(t);
     }
     assert_true(cycles > steps / 4 && cycles < steps * 3 / 4);
     assert_true(accepted > cycles / 40 && accepted < 4 * cycles);
-    model_free(d);
 }
 
 /* Proposals that are none: rows of NaN are verified, and must leave nothing in the state. */
@@ -428,7 +436,7 @@ static void test_no_proposals(void **state)
     static struct run plain, r;
     (void)state;
     for (int kind = 0; kind < KINDS; kind++) {
-        struct model *t = target(kind), *d = drafter();
+        struct model *t = target(kind), *d = drafter(state);
         struct err e = {0};
         float nan[EMBD];
         for (int i = 0; i < EMBD; i++) nan[i] = NAN;
@@ -470,6 +478,19 @@ static void same_files(const char *a, const char *b)
     io_map_close(&y);
 }
 
+/* Its sections in their order; of an MTP block the hidden state is one of them. */
+static void check_state(const char *path, bool hidden)
+{
+    struct err e = {0};
+    struct state *st;
+    struct state_info info;
+    uint64_t n;
+    must(state_open(&st, path, &info, &e) || state_verify(st, &n, &e), &e);
+    assert_true(info.has_drafter && info.has_hidden == hidden);
+    assert_int_equal(n, 3 + info.n_layer + info.n_draft_layer + hidden);
+    state_close(st);
+}
+
 /* Around the borders of chunks: resumed, and resumed with more of the prompt after it. */
 static void test_resume(void **state)
 {
@@ -477,9 +498,8 @@ static void test_resume(void **state)
     static const int32_t length[] = {1, 2, 3, 15, 16, 17, 47, 48, 49};
     struct err e = {0};
     (void)state;
-    struct model *d = drafter();
     for (int kind = 0; kind < KINDS; kind++) {
-        struct model *t = target(kind);
+        struct model *t = target(kind), *d = drafter(state);
         for (size_t i = 0; i < sizeof length / sizeof length[0]; i++) {
             struct session *s = start(t, d, 16, KN_F16);
             run(t, d, length[i], 0, 0, &whole);
@@ -492,6 +512,11 @@ static void test_resume(void **state)
             go_on(s, 0, N_NEW, 0, &r);
             same(&whole, &r, true);
             session_free(s);
+            check_state("state", *state != NULL);
+            s = restore("state", t, NULL);
+            go_on(s, 0, N_NEW, 0, &r);
+            same(&whole, &r, false);
+            session_free(s);
             s = restore("state", t, d);
             run(t, d, length[i] + 20, 0, 0, &whole);
             must(session_prefill(s, prompt + length[i], 20, NULL, NULL, &e), &e);
@@ -499,9 +524,9 @@ static void test_resume(void **state)
             same(&whole, &r, true);
             session_free(s);
         }
+        model_free(d);
         model_free(t);
     }
-    model_free(d);
 }
 
 /* Rows that were committed but not yet replayed are in the file, which is that of a prefill to the byte. */
@@ -545,9 +570,8 @@ static void test_after(void **state)
     struct err e = {0};
     int cut = 0;
     (void)state;
-    struct model *d = drafter();
     for (int kind = 0; kind < KINDS; kind++) {
-        struct model *t = target(kind);
+        struct model *t = target(kind), *d = drafter(state);
         run(t, NULL, 20, 1, 0, &whole);
         for (int i = 0; i < 22; i++) {
             const int n = 1 + i / 2;
@@ -564,10 +588,10 @@ static void test_after(void **state)
             session_free(s);
             if (i % 2) recorder_off(be);
         }
+        model_free(d);
         model_free(t);
     }
     assert_true(cut > 0); /* more was kept than was wanted */
-    model_free(d);
 }
 
 /* n tokens without a drafter, and the state after all of them: a file. */
@@ -592,9 +616,8 @@ static void test_decoded(void **state)
     static int32_t all[MAX_PROMPT];
     struct err e = {0};
     (void)state;
-    struct model *d = drafter();
     for (int kind = 0; kind < KINDS; kind++) {
-        struct model *t = target(kind);
+        struct model *t = target(kind), *d = drafter(state);
         for (int i = 0; i < 24; i++) {
             const int n = 2 + i / 4, recorded = i % 2, forward = i / 2 % 2;
             if (recorded) recorder_on(be);
@@ -627,9 +650,9 @@ static void test_decoded(void **state)
             assert_memory_equal(next.id, whole.id, 9 * sizeof *r.id);
             session_free(s);
         }
+        model_free(d);
         model_free(t);
     }
-    model_free(d);
 }
 
 /* A stop id ends undrafted cycles, where they are recorded with one more that may have been started; anything
@@ -695,10 +718,9 @@ static void test_any_stop(void **state)
 {
     int cut = 0;
     (void)state;
-    struct model *d = drafter();
-    struct source x = source_dflash(d);
     for (int kind = 0; kind < KINDS; kind++) {
-        struct model *t = target(kind);
+        struct model *t = target(kind), *d = drafter(state);
+        struct source x = source_drafter(d);
         for (int i = 0; i < 16; i++) {
             struct setting y = setting(t, i / 8 ? &x : NULL, i, 33);
             struct known k;
@@ -709,21 +731,20 @@ static void test_any_stop(void **state)
             if ((i ^ i >> 1 ^ i >> 3) & 1) recorder_off(be);
             known_close(&k);
         }
+        model_free(d);
         model_free(t);
     }
     assert_true(cut > 0); /* some ended with a cycle running */
     assert_true(left_open > 0);
-    model_free(d);
 }
 
 /* The state is put back, whatever was measured. */
 static void test_times(void **state)
 {
     (void)state;
-    struct model *d = drafter();
-    struct source x = source_dflash(d);
     for (int kind = 0; kind < KINDS; kind++) {
-        struct model *t = target(kind);
+        struct model *t = target(kind), *d = drafter(state);
+        struct source x = source_drafter(d);
         for (int i = 0; i < 16; i++) {
             const struct setting y = setting(t, i / 8 ? &x : NULL, i, 33);
             const bool recorded = (i ^ i >> 1 ^ i >> 3) & 1;
@@ -731,18 +752,17 @@ static void test_times(void **state)
             any_times(&y, (uint32_t)i * 5 + 3, recorded, ".");
             if (recorded) recorder_off(be);
         }
+        model_free(d);
         model_free(t);
     }
-    model_free(d);
 }
 
 static void test_turns(void **state)
 {
     (void)state;
-    struct model *d = drafter();
-    struct source x = source_dflash(d);
     for (int kind = 0; kind < KINDS; kind++) {
-        struct model *t = target(kind);
+        struct model *t = target(kind), *d = drafter(state);
+        struct source x = source_drafter(d);
         for (int i = 0; i < 16; i++) {
             struct setting y[STREAMS];
             const bool recorded = (i ^ i >> 1) & 1;
@@ -758,9 +778,29 @@ static void test_turns(void **state)
             slot_again(&y[0], &y[2], recorded);
             if (recorded) recorder_off(be);
         }
+        model_free(d);
         model_free(t);
     }
-    model_free(d);
+}
+
+/* In parts: behind spans and points of another stream, and a cycle of each in turn (spans.h). */
+static void test_parts(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < KINDS; kind++) {
+        struct model *t = target(kind), *d = drafter(state);
+        struct source x = source_drafter(d);
+        for (int i = 0; i < 16; i++) {
+            struct setting y[STREAMS];
+            for (int k = 0; k < STREAMS; k++) y[k] = setting(t, i / 8 ? &x : NULL, i, 5 + 31 * k);
+            if ((i ^ i >> 1) & 1) recorder_on(be);
+            any_runs(y, 2 + i % 2, (uint32_t)i * 13 + 5);
+            any_spans(&y[2], ".");
+            if ((i ^ i >> 1) & 1) recorder_off(be);
+        }
+        model_free(d);
+        model_free(t);
+    }
 }
 
 static int open_all(void **state)
@@ -777,16 +817,41 @@ static int close_all(void **state)
     return teardown(state);
 }
 
+/* The same with the MTP block as the drafter. */
+#define MTP(test)                                                                                            \
+    {                                                                                                        \
+#test " mtp", test, NULL, NULL, &mtp                                                                 \
+    }
+
 int main(void)
 {
+    static bool mtp = true;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_planned_memory), cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_state_matters),  cmocka_unit_test(test_lossless),
-        cmocka_unit_test(test_resume),         cmocka_unit_test(test_no_proposals),
-        cmocka_unit_test(test_settled),        cmocka_unit_test(test_plans),
-        cmocka_unit_test(test_any_stop),       cmocka_unit_test(test_turns),
-        cmocka_unit_test(test_times),          cmocka_unit_test(test_after),
-        cmocka_unit_test(test_decoded),        cmocka_unit_test(test_stopped),
+        cmocka_unit_test(test_planned_memory),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_state_matters),
+        cmocka_unit_test(test_lossless),
+        cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_no_proposals),
+        cmocka_unit_test(test_settled),
+        cmocka_unit_test(test_plans),
+        cmocka_unit_test(test_any_stop),
+        cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_times),
+        cmocka_unit_test(test_after),
+        cmocka_unit_test(test_decoded),
+        cmocka_unit_test(test_stopped),
+        MTP(test_lossless),
+        MTP(test_resume),
+        MTP(test_no_proposals),
+        MTP(test_plans),
+        MTP(test_any_stop),
+        MTP(test_turns),
+        MTP(test_parts),
+        MTP(test_times),
+        MTP(test_after),
+        MTP(test_decoded),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

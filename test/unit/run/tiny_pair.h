@@ -21,23 +21,28 @@ enum {
     TINY_MASK = 10,
 };
 
+struct tiny_tensor {
+    char name[48];
+    int64_t ne[2];
+};
+
 /* What to do differently. Zero: nothing. */
 struct tiny {
     bool drafter;
     bool own_ends; /* a drafter with embedding and head in its file: those of every tiny target */
     uint32_t seed;
-    uint32_t type;           /* of the matrices: KN_F32, KN_F16, ... */
-    const char *drop_key;    /* a key to leave out */
-    const char *drop_tensor; /* a tensor to leave out */
-    const char *nan_tensor;  /* a tensor whose first element is NaN */
-    const char *wide_tensor; /* a tensor with one row too many */
+    uint32_t type;                   /* of the matrices: KN_F32, KN_F16, ... */
+    const char *drop_key;            /* a key to leave out */
+    const char *drop_tensor;         /* a tensor to leave out */
+    const char *nan_tensor;          /* a tensor whose first element is NaN */
+    const char *wide_tensor;         /* a tensor with one row too many */
+    const struct tiny_tensor *extra; /* more tensors; ends with an empty name. d2t: I64, TINY_REDUCED ids */
     int (*edit)(struct gguf_writer *w, struct err *e);
 };
 
-struct tiny_tensor {
-    char name[48];
-    int64_t ne[2];
-};
+/* Ids of a reduced vocabulary, whose head has so many rows. */
+enum { TINY_REDUCED = 7 };
+static const int64_t tiny_d2t[TINY_REDUCED] = {9, 0, 3, 4, 5, 7, 2};
 
 static inline void tiny_add(struct tiny_tensor *t, int *n, const char *name, int64_t ne0, int64_t ne1)
 {
@@ -75,6 +80,7 @@ static inline int tiny_tensors(const struct tiny *y, struct tiny_tensor *t)
             snprintf(name, sizeof name, "blk.%d.%s.weight", i, layer[j].name);
             tiny_add(t, &n, name, dim[layer[j].in], dim[layer[j].out]);
         }
+    for (const struct tiny_tensor *x = y->extra; x && x->name[0]; x++) t[n++] = *x;
     for (int i = 0; i < n; i++) {
         if (y->wide_tensor && !strcmp(t[i].name, y->wide_tensor))
             t[i].ne[1] += t[i].ne[1] ? 1 : 0, t[i].ne[0] += t[i].ne[1] ? 0 : 1;
@@ -152,6 +158,7 @@ static inline int tiny_data(const struct tiny *y, struct gguf_writer *w, struct 
     if (!strcmp(t->name, "token_embd.weight"))
         for (int64_t i = 0; i < n; i++) v[i] *= 2;
     if (y->nan_tensor && !strcmp(t->name, y->nan_tensor)) v[0] = NAN;
+    if (!strcmp(t->name, "d2t")) return gguf_write_data(w, o, tiny_d2t, sizeof tiny_d2t, e);
     if (type == KN_F32) return gguf_write_data(w, o, v, (uint64_t)n * sizeof *v, e);
     if (kn_encode_row(type, v, packed, n, NULL)) return err_set(e, ERR_FORMAT, "encode");
     return gguf_write_data(w, o, packed, kn_row_bytes(type, t->ne[0]) * (uint64_t)t->ne[1], e);
@@ -160,14 +167,18 @@ static inline int tiny_data(const struct tiny *y, struct gguf_writer *w, struct 
 /* Write the file; returns 0, or -1 with e filled. */
 static inline int tiny_write(const char *path, const struct tiny *y, struct err *e)
 {
-    struct tiny_tensor t[48];
+    struct tiny_tensor t[64];
     struct gguf_writer *w = NULL;
     struct io_out o = {0};
     uint64_t x = 0x9e3779b97f4a7c15u ^ ((uint64_t)y->seed << 20);
     int n = tiny_tensors(y, t), rc = -1;
     if (gguf_writer_new(&w, e) || tiny_keys(y, w, e)) goto out;
     for (int i = 0; i < n; i++)
-        if (gguf_add_tensor(w, t[i].name, t[i].ne[1] ? y->type : KN_F32, t[i].ne[1] ? 2 : 1, t[i].ne, e))
+        if (gguf_add_tensor(w, t[i].name,
+                            !strcmp(t[i].name, "d2t") ? KN_I64
+                            : t[i].ne[1]              ? y->type
+                                                      : KN_F32,
+                            t[i].ne[1] ? 2 : 1, t[i].ne, e))
             goto out;
     if (io_out_open(&o, path, true, NULL, 0, e) || gguf_write_header(w, &o, e)) goto out;
     for (int i = 0; i < n; i++)

@@ -15,6 +15,7 @@
 #define LL "<|start_header_id|> message['content'] | trim + '<|eot_id|>' "
 #define DATE "Cutting Knowledge Date: December 2023 \"26 Jul 2024\" "
 #define G "{{- '<|turn>' + role + '\\n' }} strip_thinking(message['content']) {{- '<turn|>\\n' -}} "
+#define GATE "(loop.index0 > ns_turn.last_user_idx) or (preserve_thinking and message.get('tool_calls')) "
 #define EMPTY "'<|channel>thought\\n<channel|>' "
 
 static void test_recognise(void **state)
@@ -47,9 +48,10 @@ static void test_recognise(void **state)
         {"gemma4", G EMPTY "{{- '<|think|>' -}}", "gemma4"},
         {"gemma4", G "{{- '<|think|>' -}}", "gemma4-e"},
         {"gemma4", G "{{- '<|think|>\\n' -}} continue_same_model_turn", "gemma4-2"},
-        {"gemma4", G "{{- '<|think|>\\n' -}} continue_same_model_turn continues_into_next thinking_gate",
-         "gemma4-3"},
+        {"gemma4", G "{{- '<|think|>\\n' -}} continue_same_model_turn continues_into_next " GATE, "gemma4-3"},
         {"gemma4", G EMPTY "{{- '<|think|>\\n' -}} continue_same_model_turn", NULL},
+        {"gemma4", G "{{- '<|think|>\\n' -}} continue_same_model_turn continues_into_next thinking_gate",
+         NULL},
         {"gemma3", G EMPTY "{{- '<|think|>' -}}", NULL},
         {"gemma4", "", NULL},
         {"", G, NULL},
@@ -100,16 +102,18 @@ static void test_parts(void **state)
 {
     (void)state;
     static const struct chat_message user = {CHAT_USER, T("\xe3\x80\x80\x1f a\n<|im_end|> \xc2\xa0"), NONE,
-                                             NULL};
+                                             NULL, NULL};
     static const struct chat_message said[] = {
-        {CHAT_USER, T("q"), NONE, NULL},
-        {CHAT_ASSISTANT, T("\n<think>\n\na<think>b\n</think>\n\nc</think>\nd"), NONE, NULL}};
-    static const struct chat_message thought[] = {{CHAT_USER, T("q"), NONE, NULL},
-                                                  {CHAT_ASSISTANT, T("\nd\n"), T("\n x \n"), NULL}};
-    static const struct chat_message tool[] = {{CHAT_TOOL, T("\x01\"\\\b\f\n\r\t\x7f\xc3\xa9"), NONE, NULL}};
+        {CHAT_USER, T("q"), NONE, NULL, NULL},
+        {CHAT_ASSISTANT, T("\n<think>\n\na<think>b\n</think>\n\nc</think>\nd"), NONE, NULL, NULL}};
+    static const struct chat_message thought[] = {{CHAT_USER, T("q"), NONE, NULL, NULL},
+                                                  {CHAT_ASSISTANT, T("\nd\n"), T("\n x \n"), NULL, NULL}};
+    static const struct chat_message tool[] = {
+        {CHAT_TOOL, T("\x01\"\\\b\f\n\r\t\x7f\xc3\xa9"), NONE, NULL, NULL}};
     static const struct chat_message gemma[] = {
-        {CHAT_ASSISTANT, T(" a<|channel>b<channel|>c<channel|>d<|channel>e<|channel>f "), T("why"), NULL},
-        {CHAT_ASSISTANT, T(""), NONE, NULL}};
+        {CHAT_ASSISTANT, T(" a<|channel>b<channel|>c<channel|>d<|channel>e<|channel>f "), T("why"), NULL,
+         NULL},
+        {CHAT_ASSISTANT, T(""), NONE, NULL, NULL}};
     check("qwen3", &user, 1, 1,
           "<|im_start|>user\n[\xe3\x80\x80\x1f a\n<|im_end|> \xc2\xa0]<|im_end|>\n<|im_start|>assistant\n");
     check("qwen3.5", &user, 1, 0,
@@ -147,10 +151,10 @@ static int stop(void *ctx, const char *s, size_t n, bool markup, struct err *e)
 static void test_failures(void **state)
 {
     (void)state;
-    static const struct chat_message m[] = {{CHAT_SYSTEM, T("s"), NONE, NULL},
-                                            {CHAT_USER, T("u"), NONE, NULL},
-                                            {CHAT_ASSISTANT, T("a</think>b<channel|>\"c"), NONE, NULL},
-                                            {CHAT_TOOL, T("\"t\n"), NONE, NULL}};
+    static const struct chat_message m[] = {{CHAT_SYSTEM, T("s"), NONE, NULL, NULL},
+                                            {CHAT_USER, T("u"), NONE, NULL, NULL},
+                                            {CHAT_ASSISTANT, T("a</think>b<channel|>\"c"), NONE, NULL, NULL},
+                                            {CHAT_TOOL, T("\"t\n"), NONE, NULL, NULL}};
     const struct chat_options o = {.think = -1, .generation_prompt = true};
     for (size_t i = 0; chat_at(i); i++) {
         struct err e = {0};

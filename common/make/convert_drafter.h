@@ -1,0 +1,49 @@
+/* convert_drafter.h - what the conversions of DFlash drafters and their relatives share: the stack, what
+ * every config.json of them says, and keys. */
+#ifndef DFLASH_CONVERT_DRAFTER_H
+#define DFLASH_CONVERT_DRAFTER_H
+
+#include "convert_impl.h"
+
+/* The stack that drafters of the DFlash family have in common. */
+#define STACK_BEGINS                                                                                         \
+    {"fc.weight", "fc.weight", {DIM_EMBD, DIM_FEATURES}, 0},                                                 \
+    {                                                                                                        \
+        "hidden_norm.weight", "enc.output_norm.weight", {DIM_EMBD}, 0                                        \
+    }
+#define STACK_LAYERS                                                                                         \
+    {"layers.%d.input_layernorm.weight", "blk.%d.attn_norm.weight", {DIM_EMBD}, 0},                          \
+        {"layers.%d.self_attn.q_proj.weight", "blk.%d.attn_q.weight", {DIM_Q, DIM_EMBD}, 0},                 \
+        {"layers.%d.self_attn.q_norm.weight", "blk.%d.attn_q_norm.weight", {DIM_HEAD}, 0},                   \
+        {"layers.%d.self_attn.k_proj.weight", "blk.%d.attn_k.weight", {DIM_KV, DIM_EMBD}, 0},                \
+        {"layers.%d.self_attn.k_norm.weight", "blk.%d.attn_k_norm.weight", {DIM_HEAD}, 0},                   \
+        {"layers.%d.self_attn.v_proj.weight", "blk.%d.attn_v.weight", {DIM_KV, DIM_EMBD}, 0},                \
+        {"layers.%d.self_attn.o_proj.weight", "blk.%d.attn_output.weight", {DIM_EMBD, DIM_Q}, 0},            \
+        {"layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight", {DIM_EMBD}, 0},              \
+        {"layers.%d.mlp.gate_proj.weight", "blk.%d.ffn_gate.weight", {DIM_FF, DIM_EMBD}, 0},                 \
+        {"layers.%d.mlp.up_proj.weight", "blk.%d.ffn_up.weight", {DIM_FF, DIM_EMBD}, 0},                     \
+    {                                                                                                        \
+        "layers.%d.mlp.down_proj.weight", "blk.%d.ffn_down.weight", {DIM_EMBD, DIM_FF}, 0                    \
+    }
+/* What a config may hold beside what is asked for. */
+extern const struct hf_rule conv_drafter_config[];
+
+/* Hooks of a family (convert_impl.h): the parts that every drafter has, its keys, and whether the dialect has
+ * a place for all of it (c->d.kind and pieces name a relative's). */
+int conv_drafter_parts(struct conv *c, struct err *e);
+int conv_drafter_keys(struct conv *c, struct err *e);
+int conv_drafter_finish(struct conv *c, struct err *e);
+/* Behind the keys: the logits have no scale of their own, which this kind is not known to go with. */
+int conv_no_multiplier(const struct conv *c, struct err *e);
+
+/* convert_ends.c: an embedding and a head of the drafter's own. Rules for both, whose rows are DIM_VOCAB and
+ * DIM_VOCAB_DRAFT. */
+#define CONV_OWN_ENDS                                                                                        \
+    {"embed_tokens.weight", "token_embd.weight", {DIM_VOCAB, DIM_EMBD}, CONV_OPTIONAL | CONV_STORED},        \
+    {                                                                                                        \
+        "lm_head.weight", "output.weight", {DIM_VOCAB_DRAFT, DIM_EMBD}, CONV_OPTIONAL | CONV_STORED          \
+    }
+/* Leave out those that are the target's, where --target has its weights; say what is kept. With the keys. */
+int conv_own_ends(struct conv *c, struct err *e);
+
+#endif

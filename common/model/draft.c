@@ -1,0 +1,48 @@
+/* draft.c - see draft.h. */
+#include "draft.h"
+
+#include <string.h>
+
+static const struct draft_kind *const kinds[] = {&draft_dflash, &draft_dflash2, &draft_dspark, &draft_domino};
+
+const struct draft_kind *draft_kind_of(const struct desc *d)
+{
+    for (size_t i = 0; d->kind && i < sizeof kinds / sizeof kinds[0]; i++)
+        if (!strcmp(kinds[i]->name, d->kind)) return kinds[i];
+    return NULL;
+}
+
+int draft_propose(const struct model *m, const struct draft *t, struct err *e)
+{
+    return dflash_block(m, t->target, &t->pass, e) ? -1 : m->kind->propose(m, t, e);
+}
+
+int draft_logits(const struct model *m, const struct draft *t, struct err *e)
+{
+    const struct desc *d = m->d;
+    const struct work *w = t->pass.w;
+    const float *x = w->x + (int64_t)t->skip * d->n_embd;
+    const int32_t n = t->pass.n - t->skip - d->idle_rows;
+    if (!d->n_vocab_draft) return model_logits(m, t->target, x, n, t->logits, e);
+    if (model_logits(m, t->target, x, n, w->part, e)) return -1;
+    const int rc =
+        kn_op(m->be)->spread(m->be, t->logits, t->pick.n_vocab, w->part, d->n_vocab_draft, w->from, n);
+    return rc ? model_failed(m, "spread", rc, e) : 0;
+}
+
+int draft_embed(const struct model *m, const struct model *target, float *out, const int32_t *ids, int32_t n)
+{
+    const struct kn_weight *embed = m->embed.rows ? &m->embed : &target->embed;
+    const float scale = m->d->has_embedding_scale ? m->d->embedding_scale : target->d->embedding_scale;
+    return kn_op(m->be)->embed(m->be, out, embed, ids, n, scale);
+}
+
+int draft_pick_one(const struct model *m, const struct draft *t, int32_t i)
+{
+    struct kn_pick p = t->pick;
+    p.logits += (int64_t)i * p.n_vocab;
+    p.pos += i, p.out += i;
+    p.logp = p.logp ? p.logp + i : NULL;
+    p.n = 1;
+    return kn_op(m->be)->pick(m->be, &p);
+}

@@ -1,0 +1,45 @@
+# The block of a Qwen3.5 file that predicts further tokens: kept, apart, left out; as a drafter, in states, misused.
+config=$SRC/data/pair-hybrid/target/config.json
+dflash-convert -q "$config" --random 3 --type q8_0 --mtp keep -o both.gguf
+dflash-convert -q "$config" --random 3 --type q8_0 --mtp only -o mtp.gguf
+dflash-convert -q "$config" --random 3 --type q8_0 -o none.gguf
+seq 1 60 | awk '{ printf "%c%c%c%c", $1 * 4 % 120 + 1, 0, 0, 0 }' >p.tok
+dflash-generate -q -m none.gguf -n 24 --ignore-eos <p.tok >plain.tok
+for d in "both.gguf -d target" "both.gguf -d mtp.gguf" "none.gguf -d mtp.gguf" "both.gguf -d both.gguf"; do
+    for more in "" "--width 6 --block 6" "--temp 0.8 --seed 4"; do
+        # shellcheck disable=SC2086
+        dflash-generate -q -m $d $more -n 24 --ignore-eos <p.tok >drafted.tok
+        # shellcheck disable=SC2086
+        [ -z "${more##*temp*}" ] && dflash-generate -q -m none.gguf $more -n 24 --ignore-eos <p.tok >sampled.tok && cmp sampled.tok drafted.tok && continue
+        cmp plain.tok drafted.tok
+    done
+done
+echo "drafted as plain"
+dflash-prefill -q -m both.gguf -d target -o s.state <p.tok
+dflash-generate -q -m both.gguf -d target --width 4 --draft-trace whole.trace -n 24 --ignore-eos <p.tok >/dev/null
+dflash-generate -q -m both.gguf -d target --width 4 --draft-trace resumed.trace -n 24 --ignore-eos --state s.state >resumed.tok
+cmp plain.tok resumed.tok
+cmp whole.trace resumed.trace
+dflash-inspect --check s.state | tail -n 1
+dflash-inspect s.state | grep "last hidden state"
+dflash-inspect --pair both.gguf target | tail -n 1
+dflash-inspect --pair both.gguf mtp.gguf | tail -n 1
+dflash-inspect mtp.gguf | grep ^drafter
+dflash-quantize -q mtp.gguf -o small.gguf --type q4_k_m 2>/dev/null
+dflash-generate -q -m none.gguf -d small.gguf -n 24 --ignore-eos <p.tok | cmp - plain.tok
+refused() { # STATUS COMMAND...: its last line
+    local want=$1 got=0
+    shift
+    "$@" <p.tok >/dev/null 2>err || got=$?
+    [ "$got" = "$want" ] || { echo "exit $got: $*" && cat err && exit 9; }
+    grep -Ev '^(hint|try)' err | tail -n 1 | sed "s#$SRC/##"
+}
+refused 3 dflash-generate -m none.gguf -d target -n 2
+refused 3 dflash-generate -m mtp.gguf -n 2
+refused 3 dflash-generate -m "$DATA/target-q8_0.gguf" -d mtp.gguf -n 2
+refused 2 dflash-generate -m both.gguf -d target --draft-taps 1 -n 2
+refused 2 dflash-generate -m both.gguf -d target --block 65 -n 2
+refused 3 dflash-generate -m both.gguf -d mtp.gguf --state s.state -n 2
+refused 2 dflash-convert "$SRC/data/pair/target" --mtp keep -o x.gguf
+refused 2 dflash-convert "$config" --random 1 --mtp some -o x.gguf
+refused 3 dflash-convert "$SRC/data/pair-hybrid/target" --mtp only -o x.gguf
