@@ -316,6 +316,7 @@ SUITES = "run=test/run_test.sh" $(UNIT_SUITES) \
          "cli=test/cli/run.sh $(BIN) $(DENSE)" \
          "inject=test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) $(INJECT_POINTS)" \
          "serve=test/serve/serve.sh $(BIN) $(DENSE) $(SERVE_CLIENT)" \
+         "clients=test/clients/clients.sh $(BIN) $(DENSE)" \
          "reference=test/reference/check_reference.sh $(BIN) $(BUILD)/test/reference" \
          "family=test/family/check_families.sh $(BIN) $(BUILD)/test/family" \
          "golden/pair=test/golden/golden.sh check $(BIN) $(DENSE)" \
