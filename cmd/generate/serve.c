@@ -42,6 +42,7 @@ void serve_check_flags(struct settings *set, const struct cli *c)
 
 void serve_drop(struct server *sv, struct session *s)
 {
+    slots_forget(sv, s);
     session_free(s);
     sv->open--;
 }

@@ -90,7 +90,8 @@ struct job {
 
 /* A slot's state, in memory, as its file would be. */
 struct slot {
-    int fd; /* -1: empty */
+    int fd;             /* -1: empty */
+    struct session *of; /* the stream that stands where it was taken; NULL: none any more */
     int32_t n_tokens;
     uint64_t bytes, used;
 };
@@ -192,6 +193,8 @@ void slots_close(struct server *sv);
 void slot_free(struct server *sv, int32_t i);
 /* The state of s into the slot. */
 int slot_take(struct server *sv, int32_t i, struct session *s, struct err *e);
+/* The stream goes on, or ends. */
+void slots_forget(struct server *sv, const struct session *s);
 int slot_open(struct server *sv, int32_t i, struct state **st, struct state_info *info, struct err *e);
 int slot_save(struct server *sv, int32_t i, const char *path, struct err *e);
 int slot_load(struct server *sv, int32_t i, const char *path, struct err *e);

@@ -341,7 +341,7 @@ void job_end(struct job *j, struct server *sv)
     if (!j->c) return job_free(j, sv);
     if (!j->end && !whole) code = "decode_failed";
     if (j->end && j->form != JOB_JSON) code = j->end;
-    if (!code && whole && !j->end) code = keep_stream(j, &e);
+    if (!code && whole && (!j->end || j->st.generated)) code = keep_stream(j, &e);
     if (!code && j->form == JOB_FILE && write_file(j, &e))
         code = e.code == ERR_USAGE ? "bad_args" : "write_out";
     if (code) {

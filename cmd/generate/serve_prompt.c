@@ -77,7 +77,7 @@ static const char *open_state(struct job *j, struct state **st, struct state_inf
 static const char *stand(struct job *j, struct state *st, struct err *e)
 {
     struct session *s = j->s;
-    if (state_restore(st, s, e)) return "invalid_snapshot_slot";
+    if (st && state_restore(st, s, e)) return "invalid_snapshot_slot";
     const size_t bytes = (size_t)s->n_past * sizeof *s->history;
     if (j->r.append) {
         int32_t *all = mem_alloc(bytes + (size_t)j->n_prompt * sizeof *all + 1);
@@ -168,6 +168,7 @@ static void snap(struct job *j)
     const int32_t pos = j->r.snap_pos, slot = j->r.snap_slot, n = j->snap_at;
     int32_t at = -1;
     if (j->s->n_past == n && j->s->logits_rows && slot_take(j->c->sv, slot, j->s, &e) == 0) at = n;
+    slots_forget(j->c->sv, j->s); /* it goes on */
     j->r.snap_pos = 0;
     if (at < 0) cli_warn(j->c->sv->cli, "slot %d: %s", slot, *e.msg ? e.msg : "no place at that position");
     if (pos > j->n_prompt)
@@ -201,11 +202,23 @@ static const char *check_room(struct job *j, struct err *e)
     return "context_overflow";
 }
 
+/* The client's last stream is the slot's own, and still stands there: then nothing is read back. */
+static bool stands_there(struct job *j)
+{
+    struct client *c = j->c;
+    if (j->r.slot < 0 || !c->kept || c->sv->slots[j->r.slot].of != c->kept) return false;
+    j->s = c->kept;
+    c->kept = NULL;
+    slots_forget(c->sv, j->s);
+    return true;
+}
+
 static const char *begin_state(struct job *j, struct err *e)
 {
-    struct state *st;
+    struct state *st = NULL;
     struct state_info info;
-    const char *code = open_state(j, &st, &info, e);
+    const char *code = stands_there(j) ? stand(j, NULL, e) : open_state(j, &st, &info, e);
+    if (j->s) return code ? code : check_room(j, e);
     if (!code) {
         j->s = serve_stream(j->c->sv, e);
         code = j->s ? stand(j, st, e) : "no_memory";

@@ -66,10 +66,18 @@ int slot_take(struct server *sv, int32_t i, struct session *s, struct err *e)
     if (own < 0)
         err_errno(e, "slot %d", i);
     else if (io_out_fd(&o, own, "slot", e) == 0 && write_state(s, &o, e) == 0 &&
-             put(sv, i, fd, s->n_past, e) == 0)
+             put(sv, i, fd, s->n_past, e) == 0) {
+        sv->slots[i].of = s;
         return 0;
+    }
     close(fd);
     return -1;
+}
+
+void slots_forget(struct server *sv, const struct session *s)
+{
+    for (int32_t i = 0; i < REQUEST_SLOTS; i++)
+        if (sv->slots[i].of == s) sv->slots[i].of = NULL;
 }
 
 /* A descriptor of the slot's file with a position of its own. */

@@ -21,6 +21,7 @@ done
     exit 2
 }
 socket=$1
+octal() { byte="\\$(($1 / 64))$(($1 / 8 % 8))$(($1 % 8))"; }
 [ $# -lt 2 ] || text=$2 has_text=1
 dial() { # the line on stdin goes there; what comes back, until it is done, to stdout
     if nc -h 2>&1 | grep -q -- -U; then
@@ -53,9 +54,14 @@ printf '{"prompt":[%s],"n":%s}\n' "$ids" "$n" | dial | while IFS= read -r line; 
     *'"done":true'*) exit 0 ;;
     *'"tokens":['*)
         line=${line#*'"tokens":['}
-        for id in $(echo "${line%%]*}" | tr , ' '); do # little-endian int32
-            printf "\\$(printf %o $((id & 255)))\\$(printf %o $((id >> 8 & 255)))\\$(printf %o $((id >> 16 & 255)))\\$(printf %o $((id >> 24)))"
+        IFS=,
+        for id in ${line%%]*}; do # little-endian int32
+            octal $((id & 255)) && bytes=$byte
+            octal $((id >> 8 & 255)) && bytes=$bytes$byte
+            octal $((id >> 16 & 255)) && bytes=$bytes$byte
+            octal $((id >> 24)) && printf "$bytes$byte"
         done
+        unset IFS
         ;;
     esac
 done | dflash-tokenize -q -m "$m" --decode
