@@ -155,7 +155,7 @@ $(SCRIPTS): $(BIN)/%: cmd/dflash/%.sh
 	$(Q)install -m 755 $< $@
 
 # Where a position lies, and what a number of a cache is, these alone know (kernels/kernels.h, struct kn_kv).
-KV_DOOR   := kernels/kv.c kernels/cpu/kv.h kernels/cpu/kv.inc.h kernels/cuda/attention/kv.cuh
+KV_DOOR   := kernels/kv.c kernels/kv_rows.h kernels/kv_rows.c kernels/cpu/kv.h kernels/cpu/kv.inc.h kernels/cuda/attention/kv.cuh kernels/cuda/attention/kv_codes.cuh
 KV_ASKERS := $(filter-out $(KV_DOOR),$(wildcard $(foreach d,kernels/cpu/rows* kernels/cpu/attention* kernels/cuda/attention/* \
              kernels/cuda/chain/[a-hj-z]* common/run/*,$d)))
 # The rooms of common, floor by floor: a room includes its own headers and those of lower floors.
@@ -234,6 +234,7 @@ DENSE := $(BUILD)/pair
 HYBRID := $(BUILD)/pair-hybrid
 # Every matrix in one of these; as recipes of dflash-quantize they are mixes.
 LOW := iq4_nl iq4_xs q3_k q2_k
+RELATIVES := dflash2 dspark domino
 define pair_rules
 $(BUILD)/$1/target-%.gguf: data/$1/target/model.safetensors $(BIN)/dflash-convert
 	@mkdir -p $$(@D)
@@ -243,15 +244,18 @@ $(BUILD)/$1/drafter-%.gguf: data/$1/drafter/model.safetensors $(BIN)/dflash-conv
 	@mkdir -p $$(@D)
 	$$(SAY) GGUF $$@
 	$$(Q)$(BIN)/dflash-convert -q --force data/$1/drafter -o $$@ --type $$* --target data/$1/target
-$(BUILD)/$1/drafter-dflash2-%.gguf: $(BUILD)/$1/drafter-%.gguf $(BUILD)/test/make_dflash2
-	$$(SAY) GGUF $$@
-	$$(Q)$(BUILD)/test/make_dflash2 $$< $$@
+$(foreach k,$(RELATIVES),$(BUILD)/$1/drafter-$k-%.gguf): $(BUILD)/$1/drafter-%.gguf $(BUILD)/test/make_relative
+	$$(SAY) GGUF $(BUILD)/$1/drafter-*-$$*.gguf
+	$$(Q)for k in $(RELATIVES); do $(BUILD)/test/make_relative $$$$k $$< $(BUILD)/$1/drafter-$$$$k-$$*.gguf || exit 1; done
 $(foreach t,q4_0 q5_0 q4_k q5_k q6_k,$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-f32.gguf $(BIN)/dflash-quantize
 	$$(SAY) GGUF $$@
 	$$(Q)$(BIN)/dflash-quantize -q --force $$< -o $$@ --type $$*
 $(foreach t,$(LOW),$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-f32.gguf $(BIN)/dflash-quantize
 	$$(SAY) GGUF $$@
 	$$(Q)$(BIN)/dflash-quantize -q --force $$< -o $$@ --type q8_0 --tensor-type '*=$$*'
+$(BUILD)/$1/target-wide.gguf $(BUILD)/$1/target-outliers.gguf: $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-bf16.gguf $(BUILD)/test/make_wide
+	$$(SAY) GGUF $$@
+	$$(Q)$(BUILD)/test/make_wide $$< $$@ $$(if $$(filter outliers,$$*),--outliers)
 endef
 $(foreach p,pair pair-hybrid,$(eval $(call pair_rules,$p)))
 # The hybrid target with a block that predicts further tokens, of random weights.
@@ -265,7 +269,7 @@ $(MTP)/drafter-%.gguf: data/pair-hybrid/target/config.json $(BIN)/dflash-convert
 	$(Q)$(BIN)/dflash-convert -q --force $< -o $@ --random 1 --mtp only --type $*
 files_of = $(foreach t,f32 f16 bf16 q8_0 q4_k_m,$1/target-$t.gguf $1/drafter-$t.gguf) $(foreach t,q4_0 q5_0 q4_k q5_k q6_k,$1/target-$t.gguf)
 DIALECTS := $(DENSE)/dialects
-$(BUILD)/test/make_dflash2: test/make_dflash2.c $(LIB)
+$(BUILD)/test/make_relative: test/make_relative.c $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
@@ -278,8 +282,17 @@ $(DIALECTS)/made: $(BUILD)/test/make_dialects $(DENSE)/drafter-q4_k_m.gguf
 	$(SAY) GGUF $(@D)
 	$(Q)$< $(DENSE)/drafter-q4_k_m.gguf $(@D) && touch $@
 
-DFLASH2 := $(foreach t,bf16 q4_k_m,dflash2-$t)
-PAIR_FILES := $(DIALECTS)/made $(call files_of,$(DENSE)) $(foreach p,$(DENSE) $(HYBRID),$(DFLASH2:%=$p/drafter-%.gguf)) $(foreach t,$(LOW),$(DENSE)/target-$t.gguf) $(foreach t,bf16 q8_0 q4_k_m,$(HYBRID)/target-$t.gguf $(HYBRID)/drafter-$t.gguf $(MTP)/target-$t.gguf $(MTP)/drafter-$t.gguf)
+RELATIVE := $(foreach k,$(RELATIVES),$k-bf16 $k-q4_k_m)
+# The targets with heads of 128 that compute the same: tq3_0's groups do not fit into 64.
+$(BUILD)/test/make_wide $(BUILD)/test/kv_quality: $(BUILD)/test/%: test/%.c $(LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
+wide_of = $1/target-wide.gguf $1/target-outliers.gguf
+WIDE := $(foreach p,$(DENSE) $(HYBRID),$(call wide_of,$p))
+QUALITY_TEXT := data/prompts/manual-8-long.txt data/prompts/python-8-long.txt
+
+PAIR_FILES := $(WIDE) $(DIALECTS)/made $(call files_of,$(DENSE)) $(foreach p,$(DENSE) $(HYBRID),$(RELATIVE:%=$p/drafter-%.gguf)) $(foreach t,$(LOW),$(DENSE)/target-$t.gguf) $(foreach t,bf16 q8_0 q4_k_m,$(HYBRID)/target-$t.gguf $(HYBRID)/drafter-$t.gguf $(MTP)/target-$t.gguf $(MTP)/drafter-$t.gguf)
 # The types of the hybrid pair that every run tests; test-exhaustive tests all.
 HYBRID_TYPES := bf16,q8_0,q4_k_m
 
@@ -305,6 +318,8 @@ $(SERVE_CLIENT): test/serve/client.c
 	$(SAY) LINK $@
 	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Wshadow $(if $(filter 1,$(WERROR)),-Werror) $< -o $@
 
+test sanitize-suites: $(SERVE_CLIENT)
+
 .PHONY: test-faults
 test-faults: all $(INJECT) $(PAIR_FILES)
 	@CUDA_VISIBLE_DEVICES= $(RUN) faults $(BUILD)/test/faults.log "inject=test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) $(FAULTS)"
@@ -325,12 +340,15 @@ SUITES = "run=test/run_test.sh" $(UNIT_SUITES) \
          "lossless/low=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --types $(subst $(space),$(comma),$(LOW))" \
          "lossless/pair-hybrid=$(LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --types $(HYBRID_TYPES)" \
          "lossless/pair-mtp=$(LOSSLESS) $(MTP) $(LOSSLESS_PROMPT) --untrained --types q8_0" \
+         "lossless/kv=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --types wide --kv" \
+         "kv-quality/pair=$(BUILD)/test/kv_quality $(call wide_of,$(DENSE)) $(QUALITY_TEXT)" \
+         "kv-quality/pair-hybrid=$(BUILD)/test/kv_quality $(call wide_of,$(HYBRID)) $(QUALITY_TEXT)" \
          $(if $(filter 1,$(CUDA)),"layout=$(BUILD)/test/test_layout")
 LOSSLESS_PROMPT := data/prompts/python-8-long.txt
 
 # Where there is a device it is not seen: these are the CPU's.
 .PHONY: test
-test: all $(UNIT_BIN) $(REPLAY_BIN) $(INJECT) $(SERVE_CLIENT) $(BUILD)/test/oracle $(BUILD)/test/offers $(BUILD)/test/lossless $(if $(filter 1,$(CUDA)),$(BUILD)/test/test_layout) $(PAIR_FILES)
+test: all $(UNIT_BIN) $(REPLAY_BIN) $(INJECT) $(BUILD)/test/oracle $(BUILD)/test/offers $(BUILD)/test/lossless $(BUILD)/test/kv_quality $(if $(filter 1,$(CUDA)),$(BUILD)/test/test_layout) $(PAIR_FILES)
 	@CUDA_VISIBLE_DEVICES= $(RUN_MANY) test $(BUILD)/test/test.log $(SUITES)
 
 # After a change of tests: the numbers of the last run of `make test` into test/PLAN, to be looked at and committed with it.
@@ -417,6 +435,7 @@ GPU_SUITES = "gpu/mm=$(BUILD)/test/mm_gpu check" \
     "gpu/plans-hybrid=$(BUILD)/test/test_gpu --plans $(HYBRID) $(LOSSLESS_PROMPT)" \
     "gpu/stuck=$(BUILD)/test/mm_gpu stuck" "gpu/many=$(BUILD)/test/test_many" "gpu/limits=$(BUILD)/test/limits_gpu" \
     "gpu/memory=$(BUILD)/test/memory_gpu $(DENSE)/target-bf16.gguf $(DENSE)/drafter-bf16.gguf" \
+    "gpu/memory-dflash2=$(BUILD)/test/memory_gpu $(DENSE)/target-q4_k_m.gguf $(DENSE)/drafter-dflash2-q4_k_m.gguf" \
     "gpu/test_gpu-generic=$(BUILD)/test/test_gpu --generic $(DENSE) $(LOSSLESS_PROMPT)" \
     "gpu/families=$(BUILD)/test/families_gpu" "gpu/families-generic=$(BUILD)/test/families_gpu --generic" \
     "gpu/experts=$(BUILD)/test/experts_gpu" "gpu/experts-generic=$(BUILD)/test/experts_gpu --generic" \
@@ -426,6 +445,8 @@ GPU_SUITES = "gpu/mm=$(BUILD)/test/mm_gpu check" \
     "gpu/lossless-pair-hybrid=$(GPU_LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --types $(HYBRID_TYPES)" \
     "gpu/plans-mtp=$(BUILD)/test/test_gpu --plans $(MTP) $(LOSSLESS_PROMPT)" \
     "gpu/lossless-pair-mtp=$(GPU_LOSSLESS) $(MTP) $(LOSSLESS_PROMPT) --untrained --device cuda --types $(HYBRID_TYPES)" \
+    "gpu/lossless-kv=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --types wide --kv" \
+    "gpu/lossless-kv-hybrid=$(GPU_LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --types wide --kv" \
     "gpu/family=DEVICE=cuda test/family/check_families.sh $(BIN) $(BUILD)/test/family-cuda"
 
 # What a turn of a chat costs, from a state and anew, over random weights of Qwen3-0.6B (400 MB): minutes on two cores.
@@ -447,7 +468,9 @@ golden: all $(PAIR_FILES)
 .PHONY: test-exhaustive
 test-exhaustive: all $(BUILD)/test/lossless $(PAIR_FILES) $(call files_of,$(HYBRID))
 	@$(RUN) exhaustive $(BUILD)/test/exhaustive.log "exhaustive/pair=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --all --jobs $$(nproc)" \
-	    "exhaustive/pair-hybrid=$(LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --all --jobs $$(nproc)"
+	    "exhaustive/pair-hybrid=$(LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --all --jobs $$(nproc)" \
+	    "exhaustive/kv=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --types wide --kv --all --jobs $$(nproc)" \
+	    "exhaustive/kv-hybrid=$(LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --types wide --kv --all --jobs $$(nproc)"
 
 # The unit and command line tests under the sanitizers, in a build directory of their own.
 .PHONY: test-sanitize
@@ -455,7 +478,7 @@ test-sanitize:
 	@ASAN_OPTIONS=detect_leaks=1 $(MAKE) --no-print-directory SANITIZE=address,undefined sanitize-suites
 
 .PHONY: sanitize-suites
-sanitize-suites: all $(UNIT_BIN) $(INJECT) $(SERVE_CLIENT) $(PAIR_FILES)
+sanitize-suites: all $(UNIT_BIN) $(INJECT) $(PAIR_FILES)
 	@$(RUN_MANY) sanitize $(BUILD)/test/sanitize.log "cli=test/cli/run.sh $(BIN) $(DENSE)" \
 	    "serve=test/serve/serve.sh $(BIN) $(DENSE) $(SERVE_CLIENT) 60" \
 	    "inject/few=test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) 2 $(SANITIZE_INJECT)" $(UNIT_SUITES)

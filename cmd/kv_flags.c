@@ -19,10 +19,8 @@ static int one_type(const char *flag, const char *text, size_t n, uint32_t *type
     if (n >= sizeof name) return no_type(flag, text, n, e);
     memcpy(name, text, n);
     name[n] = 0;
-    const struct kn_type_info *t = kn_type_by_name(name);
-    if (!t || !kn_kv_known(t->type)) return no_type(flag, text, n, e);
-    *type = t->type;
-    return 0;
+    *type = kn_kv_by_name(name);
+    return *type == KN_TYPE_NONE ? no_type(flag, text, n, e) : 0;
 }
 
 /* "K" or "K,V". */
@@ -39,8 +37,8 @@ static int both_types(const char *flag, const char *text, struct kn_kv_types *ty
 static int bad_item(const char *item, const char *why, struct err *e)
 {
     return err_set(e, ERR_USAGE,
-                   "--kv-layers: %s (expected N, N-N, taps, sliding, first N or last N, got '%s')", why,
-                   item);
+                   "--kv-layers: %s (expected N, N-N, taps, donors, sliding, first N or last N, got '%s')",
+                   why, item);
 }
 
 /* A number that all of text is; -1: it is none, or larger than a layer's. */
@@ -88,6 +86,7 @@ static int mark(const struct desc *t, const struct desc *d, const char *item, bo
         for (int i = 0; i < t->n_layer; i++) in[i] |= t->layer[i].window > 0;
         return 0;
     }
+    if (!strcmp(item, "donors")) return bad_item(item, "no drafter reads the target's keys and values", e);
     if (strcmp(item, "taps")) return mark_range(t, item, in, e);
     if (!d) return bad_item(item, "there is no drafter (-d DRAFTER)", e);
     for (int i = 0; i < d->n_taps; i++)
@@ -128,12 +127,34 @@ static bool all_are(const struct desc *d, const struct kn_kv_types *of, struct k
     return true;
 }
 
+/* What a quantised drafter's cache would cost is acceptance, and it is small: without --draft-kv it is f16.
+ */
+static struct kn_kv_types of_drafter(struct kn_kv_types all)
+{
+    return (struct kn_kv_types){kn_kv_coded(all.k) ? KN_F16 : all.k, kn_kv_coded(all.v) ? KN_F16 : all.v};
+}
+
+/* Do the types fit the heads? */
+static int check_heads(const struct desc *d, const char *role, const struct kn_kv_types *of, struct err *e)
+{
+    char why[160];
+    for (int i = 0; d && i < d->n_layer; i++) {
+        const struct desc_layer *y = &d->layer[i];
+        const struct kn_kv kv = {
+            .type = of[i], .cap = KN_KV_SPLIT, .n_head_kv = y->n_head_kv, .head_dim = y->head_dim};
+        if (y->recurrent || (!kn_kv_coded(of[i].k) && !kn_kv_coded(of[i].v))) continue;
+        if (kn_kv_check(&kv, why, sizeof why))
+            return err_set(e, ERR_USAGE, "cache of %s layer %d: %s", role, i, why);
+    }
+    return 0;
+}
+
 int kv_flags_resolve(struct kv_flags *f, const struct desc *t, const struct desc *d,
                      const struct state_info *info, struct session_options *o, struct err *e)
 {
     struct kn_kv_types all = {KN_F16, KN_F16}, draft;
     if (f->kv && both_types("--kv", f->kv, &all, e)) return -1;
-    draft = all;
+    draft = of_drafter(all);
     if (f->draft_kv && both_types("--draft-kv", f->draft_kv, &draft, e)) return -1;
     for (int i = 0; i < DESC_MAX_LAYERS; i++) {
         const bool kept = info && !f->kv, has[2] = {kept && i < info->n_layer && kn_kv_known(info->kv[i].k),
@@ -143,6 +164,8 @@ int kv_flags_resolve(struct kv_flags *f, const struct desc *t, const struct desc
     }
     for (int i = 0; i < f->layers.n; i++)
         if (some_layers(t, d, f->layers.v[i], f->of[0], e)) return -1;
+    if (check_heads(t, "target", f->of[0], e) || check_heads(d, "drafter", f->of[1], e)) return -1;
+    o->kv_convert = f->convert;
     o->kv = f->of[0][desc_attention(t) - t->layer];
     o->kv_layers = all_are(t, f->of[0], o->kv) ? NULL : f->of[0];
     o->draft_kv_layers = !d || all_are(d, f->of[1], o->kv) ? NULL : f->of[1];
@@ -151,8 +174,26 @@ int kv_flags_resolve(struct kv_flags *f, const struct desc *t, const struct desc
 
 const char *kv_flags_text(struct kn_kv_types types, char text[32])
 {
-    const struct kn_type_info *k = kn_type_info(types.k), *v = kn_type_info(types.v);
-    snprintf(text, 32, "%s%s%s", k->name, types.k == types.v ? "" : ",", types.k == types.v ? "" : v->name);
+    const bool one = types.k == types.v;
+    snprintf(text, 32, "%s%s%s", kn_kv_name(types.k), one ? "" : ",", one ? "" : kn_kv_name(types.v));
     for (char *p = text; *p; p++) *p = (char)tolower((unsigned char)*p);
     return text;
+}
+
+bool kv_flags_coarse(const struct kv_flags *f, const struct desc *t)
+{
+    for (int i = 0; i < t->n_layer; i++) {
+        const uint32_t side[2] = {f->of[0][i].k, f->of[0][i].v};
+        for (int j = 0; j < 2 && !t->layer[i].recurrent; j++)
+            if (kn_kv_coded(side[j]) && side[j] != KN_Q8_0) return true;
+    }
+    return false;
+}
+
+const char *kv_flags_convert_doubt(const struct kv_flags *f, const char *state_path)
+{
+    if (f->convert && !state_path) return "--kv-convert needs --state STATE";
+    return f->convert && !f->kv && !f->draft_kv && !f->layers.n
+               ? "--kv-convert needs --kv, --kv-layers or --draft-kv"
+               : "";
 }

@@ -363,7 +363,10 @@ int models_open(struct models *m, const struct cli *c, struct err *e)
     if (m->drafter_path && !strcmp(m->drafter_path, "target")) m->drafter_path = m->target_path;
     if (open_backend(m, c, e) || open_target(m, c, e) || (m->drafter_path && open_drafter(m, c, e)))
         return -1;
-    if (check(m, e) || plan_first(m, c, e) || fill(m, c, e)) return -1;
+    if (check(m, e)) return -1;
+    if (m->target->d->arch == DESC_GEMMA4 && kv_flags_coarse(&m->kv, m->target->d))
+        cli_warn(c, "a Gemma's keys and values below q8_0: its text suffers far more than other models'");
+    if (plan_first(m, c, e) || fill(m, c, e)) return -1;
     m->load_s = cli_seconds() - start;
     cli_detail(c, "%s, %s, %d threads: loaded in %.2f s", models_device(m), kn_backend_isa(m->be),
                kn_backend_threads(m->be), m->load_s);

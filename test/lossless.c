@@ -1,6 +1,6 @@
 /* lossless.c - drafted output equals undrafted output, and drafts do not depend on what must not change them.
  *
- * usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--untrained] [--device NAME]
+ * usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--untrained] [--kv] [--device NAME]
  *                 [--jobs N | --part I/N]
  * PAIR_DIR holds target-TYPE.gguf and drafter-TYPE.gguf. A case is a point in prompts x target types x
  * drafter types x blocks x widths x sampling x coupled or greedy proposals x cache types x resumed states x
@@ -16,9 +16,10 @@
  * one as the case says.
  * --device cuda: the same there. Instruction sets and threads are no axes then, and the chunk of the prompt
  * is part of a stream's identity: passes of more than 64 rows may round otherwise, alike in both modes.
- * --types LIST: only these types of target, joined by commas; iq4_nl, iq4_xs, q3_k and q2_k are run only so.
- * --untrained: the drafter's weights are random, and none of its proposals need be right: what is accepted are
- * look-ups' and rows of drawn plans.
+ * --types LIST: only these types of target, joined by commas; iq4_nl, iq4_xs, q3_k, q2_k and wide (heads of
+ * 128, test/make_wide.c) are run only so. --kv: caches of every type with every other instead (for wide).
+ * --untrained: the drafter's weights are random, and none of its proposals need be right: what is accepted
+ * are look-ups' and rows of drawn plans.
  * --jobs N: N processes, each with the cases of its share of the references. --part I/N: only share I of
  * 0..N-1. Prints "ok   lossless/..." or "FAIL lossless/..." a group and what differed; exit 1 if any failed.
  */
@@ -60,10 +61,12 @@ enum axis {
 /* 255..257: the drafter's window; 767..769 and 2304: its ring at the default chunk, and three times it. The
  * first eight are those of the pairwise set. */
 static const int prompt_len[] = {1, 40, 255, 256, 257, 767, 768, 769, 511, 512, 513, 2304};
-#define TYPES 14 /* the last four only where --types names them */
-static const char *target_type[TYPES] = {"bf16", "f32",  "f16",  "q8_0",   "q4_k_m", "q4_0", "q5_0",
-                                         "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "q3_k", "q2_k"};
-static const char *const drafter_type[] = {"bf16", "q8_0", "q4_k_m", "dflash2-bf16", "dflash2-q4_k_m"};
+#define TYPES 15 /* the last five only where --types names them */
+static const char *target_type[TYPES] = {"bf16", "f32",  "f16",    "q8_0",   "q4_k_m", "q4_0", "q5_0", "q4_k",
+                                         "q5_k", "q6_k", "iq4_nl", "iq4_xs", "q3_k",   "q2_k", "wide"};
+static const char *const drafter_type[] = {"bf16",          "q8_0",           "q4_k_m",
+                                           "dflash2-bf16",  "dflash2-q4_k_m", "dspark-bf16",
+                                           "dspark-q4_k_m", "domino-bf16",    "domino-q4_k_m"};
 static const int block_rows[] = {8, 2, 5};
 static const int width_rows[] = {8, 1, 3};
 static const struct kn_sampler sampling[] = {
@@ -88,21 +91,23 @@ static const struct kn_sampler sampling[] = {
 };
 static const int draft_greedy[] = {0, 1};
 /* layers: every second layer of the target has other types than kv, and the drafter's are its own. */
-static const struct {
-    const char *name;
+#define CACHES 64
+static struct {
+    char name[32];
     struct kn_kv_types kv;
     bool layers;
-} cache_type[] = {{"F16", {KN_F16, KN_F16}, false},
-                  {"BF16", {KN_BF16, KN_BF16}, false},
-                  {"F32", {KN_F32, KN_F32}, false},
-                  {"F32,BF16", {KN_F32, KN_BF16}, false},
-                  {"F16,BF16 and by layers", {KN_F16, KN_BF16}, true}};
+} cache_type[CACHES] = {{"F16", {KN_F16, KN_F16}, false},
+                        {"BF16", {KN_BF16, KN_BF16}, false},
+                        {"F32", {KN_F32, KN_F32}, false},
+                        {"F32,BF16", {KN_F32, KN_BF16}, false},
+                        {"F16,BF16 and by layers", {KN_F16, KN_BF16}, true}};
+static bool quantised; /* --kv: those instead are every type with every other, and each with a neighbour */
 static struct kn_kv_types of_target[DESC_MAX_LAYERS], of_drafter[DESC_MAX_LAYERS];
 static const int resume[] = {0, 1};
 static const int chunk_rows[] = {512, 64, 17};
 static const char *const isa_name[] = {"avx512", "avx2", "scalar"};
 static const int thread_count[] = {1, 2, 3};
-static int axis_size[AXES] = {8, 10, 5, 3, 3, 4, 2, 5, 2, 3, 3, 3};
+static int axis_size[AXES] = {8, 10, 9, 3, 3, 4, 2, 5, 2, 3, 3, 3};
 
 #define N_NEW 40
 struct run {
@@ -187,6 +192,11 @@ static int take_proposals(void *ctx, const int32_t *ids, int32_t n, struct err *
 static struct session_options options_of(const int *c, const struct model *d)
 {
     for (int i = 0; i < DESC_MAX_LAYERS; i++) {
+        const struct kn_kv_types kv = cache_type[c[CACHE]].kv;
+        of_target[i] = i % 2 ? (struct kn_kv_types){kv.v, kv.k} : kv;
+        of_drafter[i] =
+            i % 2 ? (struct kn_kv_types){KN_TQ3_0, KN_Q5_0} : (struct kn_kv_types){KN_Q8_0, KN_Q4_0};
+        if (quantised) continue;
         of_target[i] = i % 2 ? (struct kn_kv_types){KN_BF16, KN_F32} : cache_type[c[CACHE]].kv;
         of_drafter[i] = (struct kn_kv_types){KN_F32, KN_F16};
     }
@@ -286,7 +296,7 @@ static struct run *reference(const int *c, bool with_drafter)
     if (!with_drafter) plain[DRAFTER] = plain[BLOCK] = plain[WIDTH] = 0;
     if (!with_drafter || sampling[c[SAMPLING]].temp == 0) plain[GREEDY] = 0; /* the same proposals */
     long key = with_drafter;
-    for (int a = 0; a < AXES; a++) key = key * 16 + plain[a];
+    for (int a = 0; a < AXES; a++) key = key * axis_size[a] + plain[a];
     struct kept **slot = &kept[(unsigned long)key * 2654435761UL % 4096];
     for (struct kept *k = *slot; k; k = k->next)
         if (k->key == key) return k->r;
@@ -550,7 +560,7 @@ static bool allowed(const int *c)
 }
 
 /* ---- every pair of values of two axes ---- */
-static unsigned char seen[AXES][AXES][16][16];
+static unsigned char seen[AXES][AXES][CACHES][CACHES];
 
 static int gain(const int *c)
 {
@@ -560,9 +570,21 @@ static int gain(const int *c)
     return g;
 }
 
+/* Of quantised caches each once, half of them resumed; with all else they are paired by --all. */
+static void caches_once(void)
+{
+    for (int a = 0; a < AXES; a++)
+        for (int v = 0; v < CACHES; v++)
+            for (int k = 0; k < CACHES; k++) {
+                if (a < CACHE) seen[a][CACHE][v][k] = 1;
+                if (a > CACHE) seen[CACHE][a][k][v] = a != RESUME || v != k % 2;
+            }
+}
+
 static void pairwise(void)
 {
     uint32_t x = 12345;
+    if (quantised) caches_once();
     for (;;) {
         int best[AXES], best_gain = 0;
         for (int tries = 0; tries < 400; tries++) {
@@ -613,7 +635,15 @@ static void everything(void)
     static const enum axis what[] = {TARGET, DRAFTER, CACHE, PROMPT, SAMPLING, BLOCK, WIDTH};
     static const enum axis how[] = {ISA, THREADS, CHUNK, RESUME, TARGET, PROMPT, SAMPLING};
     static const enum axis drafts[] = {TARGET, PROMPT, SAMPLING, BLOCK, WIDTH};
+    static const enum axis kv_what[] = {CACHE, PROMPT, SAMPLING, BLOCK};
+    static const enum axis kv_how[] = {CACHE, ISA, THREADS, CHUNK, RESUME};
     axis_size[PROMPT] = sizeof prompt_len / sizeof *prompt_len;
+    if (quantised) {
+        axis_size[SAMPLING] = 3;
+        product(kv_what, 4, 0);
+        product(kv_how, 5, 0);
+        return;
+    }
     product(drafts, 5, 1);
     axis_size[SAMPLING] = 3;
     product(what, 7, 0);
@@ -742,6 +772,21 @@ static int take_types(char *list)
     return n ? 0 : -1;
 }
 
+static void take_caches(void)
+{
+    static const uint32_t types[] = {KN_F16, KN_BF16, KN_F32, KN_Q8_0, KN_Q5_0, KN_Q4_0, KN_TQ3_0};
+    int n = 0;
+    quantised = true;
+    for (int i = 0; i < 56; i++) {
+        const struct kn_kv_types kv = {types[i % 7], types[i < 49 ? i / 7 : (i * 3 + 1) % 7]};
+        cache_type[n].kv = kv;
+        cache_type[n].layers = i >= 49;
+        snprintf(cache_type[n++].name, sizeof cache_type->name, "%s,%s%s", kn_kv_name(kv.k), kn_kv_name(kv.v),
+                 i >= 49 ? " and by layers" : "");
+    }
+    axis_size[CACHE] = n;
+}
+
 #ifdef LOSSLESS_CUDA
 /* That the streams came from the kernels that the device is to use, not from those for older ones: products
  * with bulk copies, and attention over 16-bit caches by other than the general form, whose share is the f32
@@ -771,6 +816,8 @@ int main(int argc, char **argv)
             all = true;
         else if (!strcmp(argv[i], "--untrained"))
             untrained = true;
+        else if (!strcmp(argv[i], "--kv"))
+            take_caches();
         else if (!strcmp(argv[i], "--device") && i + 1 < argc)
             device = argv[++i];
         else if (!strcmp(argv[i], "--types") && i + 1 < argc)
@@ -782,8 +829,8 @@ int main(int argc, char **argv)
         else
             usage = true;
     if (usage) {
-        fprintf(stderr, "usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--untrained] [--device "
-                        "NAME] [--jobs N | --part I/N]\n");
+        fprintf(stderr, "usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--untrained] [--kv] "
+                        "[--device NAME] [--jobs N | --part I/N]\n");
         return 2;
     }
     dir = argv[1];

@@ -24,6 +24,7 @@ static const struct cli_flag flags[] = {
     {"-o", CLI_STR, &set.out_path, "FILE", "write the tokens there (default stdout)", 0, 0},
     {"--force", CLI_FLAG, &set.force, NULL, "replace an existing FILE of -o or --save-state", 0, 0},
     {"--state", CLI_STR, &set.state_path, "STATE", "continue a saved state; stdin is not read", 0, 0},
+    KV_CONVERT_FLAG(set.m.kv),
     {"--append", CLI_FLAG, &set.append, NULL, "prefill the tokens of stdin after the state", 0, 0},
     {"--save-state", CLI_STR, &set.save_path, "FILE",
      "write what the stream leaves behind, to be gone on with", 0, 0},
@@ -425,6 +426,8 @@ static void check_flags(void)
     models_check_flags(&set.m, &cli);
     serve_check_flags(&set, &cli);
     text_check(&set.text, &cli);
+    if (*kv_flags_convert_doubt(&set.m.kv, set.state_path))
+        cli_usage_error(&cli, "%s", kv_flags_convert_doubt(&set.m.kv, set.state_path));
     if (set.append && !set.state_path) cli_usage_error(&cli, "--append needs --state STATE");
     if (set.append && (cli_is_stdin(set.state_path) || !strcmp(set.state_path, "/dev/stdin")))
         cli_usage_error(&cli, "--append reads tokens from stdin: the state must be a file");

@@ -134,6 +134,7 @@ static void add_cache_types(json_t *j, const struct session *s)
                         s->source && s->source->model
                             ? json_string(kv_flags_text(session_kv(&s->o, true, 0), text))
                             : json_null());
+    json_object_set_new(j, "kv_convert", json_boolean(s->o.kv_convert));
 }
 
 static json_t *settings_json(const struct settings *set, const struct session *s)

@@ -254,8 +254,8 @@ void client_read(struct client *c)
 
 /* ---- the socket ---- */
 
-/* A socket that nobody listens to any more makes way; anything else stays. */
-static int make_way(const struct sockaddr_un *a, struct err *e)
+/* What is at path may be replaced: nothing, or a socket that nobody listens to any more. */
+static int may_take(const struct sockaddr_un *a, struct err *e)
 {
     struct stat st;
     if (lstat(a->sun_path, &st)) return errno == ENOENT ? 0 : err_errno(e, "%s", a->sun_path);
@@ -265,25 +265,30 @@ static int make_way(const struct sockaddr_un *a, struct err *e)
     const int rc = fd < 0 ? 0 : connect(fd, (const struct sockaddr *)a, sizeof *a);
     const bool refused = rc && errno == ECONNREFUSED;
     if (fd >= 0) close(fd);
-    if (refused) return unlink(a->sun_path) && errno != ENOENT ? err_errno(e, "%s", a->sun_path) : 0;
-    return err_set(e, ERR_USAGE, "%s: another process listens there", a->sun_path);
+    return refused ? 0 : err_set(e, ERR_USAGE, "%s: another process listens there", a->sun_path);
 }
 
+/* It listens before it has its name, so whoever sees the name can connect. */
 int serve_listen(const char *path, struct err *e)
 {
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-    if (!*path || strlen(path) >= sizeof a.sun_path)
+    struct sockaddr_un a = {.sun_family = AF_UNIX}, own = a;
+    const int n = snprintf(own.sun_path, sizeof own.sun_path, "%s.%ld", path, (long)getpid());
+    if (!*path || n < 0 || (size_t)n >= sizeof own.sun_path)
         return err_set(e, ERR_USAGE, "--listen: not the name of a socket (expected 1 to %zu bytes, got '%s')",
-                       sizeof a.sun_path - 1, path);
-    snprintf(a.sun_path, sizeof a.sun_path, "%s", path);
-    if (make_way(&a, e)) return -1;
+                       sizeof own.sun_path - 12, path);
+    memcpy(a.sun_path, path, strlen(path) + 1);
+    if (may_take(&a, e)) return -1;
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return err_errno(e, "%s", path);
     const mode_t before = umask(0177); /* the owner's alone, from its first moment on */
-    const int rc = bind(fd, (const struct sockaddr *)&a, sizeof a);
+    int rc = bind(fd, (const struct sockaddr *)&own, sizeof own);
     umask(before);
-    if (rc == 0 && listen(fd, 64) == 0) return fd;
+    const bool bound = rc == 0;
+    if (rc == 0) rc = listen(fd, 64);
+    if (rc == 0) rc = rename(own.sun_path, path);
+    if (rc == 0) return fd;
     err_errno(e, "%s", path);
+    if (bound) unlink(own.sun_path);
     close(fd);
     return -1;
 }

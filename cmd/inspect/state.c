@@ -30,8 +30,7 @@ static const char *hex(const uint8_t id[16], char *text)
 
 static const char *type_name(uint32_t type)
 {
-    const struct kn_type_info *t = type == KN_TYPE_NONE ? NULL : kn_type_info(type);
-    return t ? t->name : "none";
+    return kn_kv_known(type) ? kn_kv_name(type) : "none";
 }
 
 static const char *types_text(struct kn_kv_types y, char text[32])

@@ -29,6 +29,7 @@ static const struct cli_flag flags[] = {
     {"-o", CLI_STR, &out_path, "STATE", "write the state there (default stdout)", 0, 0},
     {"--force", CLI_FLAG, &force, NULL, "replace an existing STATE", 0, 0},
     {"--state", CLI_STR, &state_path, "STATE", "go on behind a saved state", 0, 0},
+    KV_CONVERT_FLAG(m.kv),
     {"--chunk", CLI_I32, &chunk, "N", "tokens a pass, part of the state (default 512, or as STATE has it)", 1,
      1 << 20},
     {"--ctx", CLI_I32, &ctx_size, "N", "positions to make room for (default: what the prompt needs)", 1,
@@ -376,6 +377,8 @@ int main(int argc, char **argv)
         {"--hidden", hidden_path},
         {"--imatrix", imatrix_path}};
     cli_distinct_outputs(&cli, out, 4);
+    if (*kv_flags_convert_doubt(&m.kv, state_path))
+        cli_usage_error(&cli, "%s", kv_flags_convert_doubt(&m.kv, state_path));
     if (state_path && imatrix_path)
         cli_usage_error(&cli, "--state: an importance matrix is of whole texts (expected no --imatrix)");
     if (state_path && (cli_is_stdin(state_path) || !strcmp(state_path, "/dev/stdin")))

@@ -145,10 +145,12 @@ static int markov_shapes(struct desc_reader *r)
         desc_dim(r, "markov_w2.weight", 1, &draft) || read_markov_type(r))
         return -1;
     const int32_t want = d->n_vocab_draft ? d->n_vocab_draft : vocab;
-    if ((d->n_vocab && vocab != d->n_vocab) || draft != want)
-        return desc_fail(
-            r, "tensor 'markov_w1.weight', 'markov_w2.weight': rows (expected %d and %d, got %d and %d)",
-            d->n_vocab ? d->n_vocab : vocab, want, vocab, draft);
+    if ((d->n_vocab && vocab != d->n_vocab) || draft != want) {
+        desc_fail(r,
+                  "tensor 'markov_w1.weight', 'markov_w2.weight': rows (expected %d and %d, got %d and %d)",
+                  d->n_vocab ? d->n_vocab : vocab, want, vocab, draft);
+        return draft < vocab && !d->n_vocab_draft ? err_hint(r->e, DESC_REDUCED_HINT) : -1;
+    }
     d->n_vocab = vocab;
     const int64_t e = d->n_embd, k = d->markov_rank;
     if (shape(r, "markov_w2.weight", k, draft)) return -1;
@@ -225,11 +227,10 @@ static int check_scale(struct desc_reader *r)
 
 int desc_head_shapes(struct desc_reader *r)
 {
-    const char *kind = r->d->kind;
-    if (read_reduced(r)) return -1;
-    if ((!strcmp(kind, "Domino") || !strcmp(kind, "DSpark")) && check_scale(r)) return -1;
-    if (!strcmp(kind, "Domino")) return domino_shapes(r) ? -1 : 0;
-    if (has(r, "markov_w1.weight") && markov_shapes(r)) return -1;
-    if (strcmp(kind, "DSpark")) return 0;
-    return confidence_shapes(r) || read_first_row(r) ? -1 : 0;
+    const bool domino = !strcmp(r->d->kind, "Domino"), dspark = !strcmp(r->d->kind, "DSpark");
+    if ((domino || dspark) && check_scale(r)) return -1;
+    if (domino && domino_shapes(r)) return -1;
+    if (!domino && has(r, "markov_w1.weight") && markov_shapes(r)) return -1;
+    if (dspark && (confidence_shapes(r) || read_first_row(r))) return -1;
+    return read_reduced(r); /* all that may tell the vocabulary has been read */
 }

@@ -19,6 +19,8 @@ static const struct piece pieces[] = {
     {"conv_kernel_size", "DFlash2", true, false},
     {"conv_group_size", "DFlash2", true, false},
     {"selector_", "DFlash2", true, false},
+    {"dflash.conv_", "DFlash2", true, false}, /* where the other keys of the drafter's stand so */
+    {"dflash.selector_", "DFlash2", true, false},
     {"attn_conv", "DFlash2", false, true},
     {"ffn_conv", "DFlash2", false, true},
     {"selector", "DFlash2", false, false},
@@ -103,12 +105,19 @@ struct found {
     int n;
 };
 
+/* Is it a kind that was not found before? */
+static bool is_new(struct found *f, const char *kind)
+{
+    for (int i = 0; i < f->n; i++)
+        if (!strcmp(f->kind[i], kind)) return false;
+    if (f->n < MAX_KINDS) f->kind[f->n++] = kind;
+    return true;
+}
+
 static void note(struct desc *d, struct found *f, const struct piece *p, const char *name, const char *value)
 {
     const size_t n = strlen(d->pieces), left = sizeof d->pieces - n;
-    int i = 0;
-    while (i < f->n && strcmp(f->kind[i], p->kind)) i++;
-    if (i == f->n && f->n < MAX_KINDS) f->kind[f->n++] = p->kind;
+    is_new(f, p->kind);
     if (left < strlen(name) + strlen(value) + 16) return;
     snprintf(d->pieces + n, left, "%s%s %s", n ? ", " : "", name, value);
 }
@@ -120,7 +129,7 @@ static void note_tensor(struct desc_reader *r, struct found *f, const struct ggu
     const struct piece *p = tensor_piece(t->name, &layer);
     if (!p) return;
     r->seen[t - r->g->tensor] = true;
-    if (layer > 0) return; /* one layer of them says it */
+    if (!is_new(f, p->kind) && layer > 0) return; /* one layer of them says it */
     for (uint32_t i = 0; i < t->n_dims; i++)
         snprintf(shape + strlen(shape), sizeof shape - strlen(shape), "%s%" PRId64, i ? ", " : "", t->ne[i]);
     snprintf(shape + strlen(shape), sizeof shape - strlen(shape), "]");
@@ -185,15 +194,74 @@ int desc_pieces(struct desc_reader *r)
 
 /* ---- shapes, where the format is known ---- */
 
+/* A.name, or A.dflash.name where that alone is there. */
+static int dflash2_key(struct desc_reader *r, const char *name, int32_t most, int32_t *v)
+{
+    char longer[64], key[160];
+    snprintf(longer, sizeof longer, "dflash.%s", name);
+    const bool here = gguf_find(r->g, desc_key(r, name, key, sizeof key)) ||
+                      !gguf_find(r->g, desc_key(r, longer, key, sizeof key));
+    return desc_need_i32(r, here ? name : longer, 1, most, v);
+}
+
+static int dflash2_shape(struct desc_reader *r, const int64_t ne[3], const char *name)
+{
+    char spelled[64];
+    return desc_shape(r, ne, dialect_spelled(r->g, name, spelled, sizeof spelled));
+}
+
+static const char *const dflash2_keys[] = {"conv_kernel_size", "conv_group_size", "selector_rank",
+                                           "selector_top_k"};
+static const char *const dflash2_of_layer[] = {"attn_conv_base", "attn_conv_proj.weight", "ffn_conv_base",
+                                               "ffn_conv_proj.weight"};
+static const char *const dflash2_whole[] = {"selector_hidden.weight", "selector_predecessor.weight",
+                                            "selector_successor.weight"};
+
+/* Is it one of a DFlash2's tensors, as the file spells them? */
+static bool dflash2_tensor(const struct desc_reader *r, const char *name, int32_t layer)
+{
+    char plain[64], spelled[64];
+    for (int i = 0; i < 4 && layer >= 0 && layer < r->d->n_layer; i++) {
+        snprintf(plain, sizeof plain, "blk.%d.%s", layer, dflash2_of_layer[i]);
+        if (!strcmp(name, dialect_spelled(r->g, plain, spelled, sizeof spelled))) return true;
+    }
+    for (int i = 0; i < 3 && layer < 0; i++)
+        if (!strcmp(name, dialect_spelled(r->g, dflash2_whole[i], spelled, sizeof spelled))) return true;
+    return false;
+}
+
+/* What begins like one of its keys or tensors, and is none. */
+static int dflash2_strangers(struct desc_reader *r)
+{
+    const size_t prefix = strlen(r->d->arch_name) + 1;
+    for (uint64_t i = 0; i < r->g->n_kv; i++) {
+        const char *kind = desc_piece_key(r->g->kv[i].key, r->d->arch_name), *rel = r->g->kv[i].key + prefix;
+        bool known = !kind || strcmp(kind, "DFlash2");
+        for (int k = 0; k < 4 && !known; k++)
+            known = !strcmp(rel, dflash2_keys[k]) ||
+                    (!strncmp(rel, "dflash.", 7) && !strcmp(rel + 7, dflash2_keys[k]));
+        if (!known) return desc_fail(r, "key '%s': is not known", r->g->kv[i].key);
+    }
+    for (uint64_t i = 0; i < r->g->n_tensors; i++) {
+        int32_t layer;
+        const struct piece *p = tensor_piece(r->g->tensor[i].name, &layer);
+        if (p && !strcmp(p->kind, "DFlash2") && !dflash2_tensor(r, r->g->tensor[i].name, layer))
+            return desc_fail(r, "tensor '%s': is not known", r->g->tensor[i].name);
+    }
+    return 0;
+}
+
 static int dflash2_shapes(struct desc_reader *r)
 {
     struct desc *d = r->d;
+    char before[64];
     int32_t vocab;
-    if (desc_need_i32(r, "conv_kernel_size", 1, 64, &d->conv_kernel) ||
-        desc_need_i32(r, "conv_group_size", 1, d->n_embd, &d->conv_group) ||
-        desc_need_i32(r, "selector_rank", 1, INT32_MAX / 4, &d->selector_rank) ||
-        desc_need_i32(r, "selector_top_k", 1, INT32_MAX / 4, &d->selector_k))
+    if (dflash2_key(r, "conv_kernel_size", 64, &d->conv_kernel) ||
+        dflash2_key(r, "conv_group_size", d->n_embd, &d->conv_group) ||
+        dflash2_key(r, "selector_rank", INT32_MAX / 4, &d->selector_rank) ||
+        dflash2_key(r, "selector_top_k", INT32_MAX / 4, &d->selector_k) || dflash2_strangers(r))
         return -1;
+    dialect_spelled(r->g, "selector_predecessor.weight", before, sizeof before);
     if (d->n_embd % d->conv_group)
         return desc_fail(
             r, "key '%s.conv_group_size': does not divide the width (expected a divisor of %d, got %d)",
@@ -204,23 +272,22 @@ static int dflash2_shapes(struct desc_reader *r)
         for (int j = 0; j < 2; j++) {
             char name[64];
             snprintf(name, sizeof name, "blk.%d.%s_conv_base", i, j ? "ffn" : "attn");
-            if (desc_shape(r, base, name)) return -1;
+            if (dflash2_shape(r, base, name)) return -1;
             snprintf(name, sizeof name, "blk.%d.%s_conv_proj.weight", i, j ? "ffn" : "attn");
-            if (desc_shape(r, proj, name)) return -1;
+            if (dflash2_shape(r, proj, name)) return -1;
         }
-    if (desc_dim(r, "selector_predecessor.weight", 1, &vocab)) return -1;
+    if (desc_dim(r, before, 1, &vocab)) return -1;
     if (d->n_vocab && d->n_vocab != vocab)
-        return desc_fail(r,
-                         "tensor 'selector_predecessor.weight': rows (expected the vocabulary's %d, got %d)",
-                         d->n_vocab, vocab);
+        return desc_fail(r, "tensor '%s': rows (expected the vocabulary's %d, got %d)", before, d->n_vocab,
+                         vocab);
     d->n_vocab = vocab;
     if (d->selector_k > vocab)
         return desc_fail(r, "key '%s.selector_top_k': more than the vocabulary (expected at most %d, got %d)",
                          d->arch_name, vocab, d->selector_k);
     const int64_t book[3] = {d->selector_rank, vocab, 0}, hidden[3] = {d->n_embd, d->selector_rank, 0};
-    return desc_shape(r, book, "selector_predecessor.weight") ||
-                   desc_shape(r, book, "selector_successor.weight") ||
-                   desc_shape(r, hidden, "selector_hidden.weight")
+    return dflash2_shape(r, book, "selector_predecessor.weight") ||
+                   dflash2_shape(r, book, "selector_successor.weight") ||
+                   dflash2_shape(r, hidden, "selector_hidden.weight")
                ? -1
                : 0;
 }
@@ -228,10 +295,13 @@ static int dflash2_shapes(struct desc_reader *r)
 int desc_piece_shapes(struct desc_reader *r)
 {
     const struct gguf *g = r->g;
-    bool conv = gguf_tensor(g, "blk.0.attn_conv_base") || gguf_tensor(g, "selector_hidden.weight");
-    char key[160];
-    conv |= gguf_find(g, desc_key(r, "conv_kernel_size", key, sizeof key)) != NULL;
-    conv |= gguf_find(g, desc_key(r, "selector_rank", key, sizeof key)) != NULL;
+    const char *const keys[] = {"conv_kernel_size", "selector_rank", "dflash.conv_kernel_size",
+                                "dflash.selector_rank"};
+    char key[160], name[64];
+    bool conv = gguf_tensor(g, dialect_spelled(g, "blk.0.attn_conv_base", name, sizeof name)) != NULL ||
+                gguf_tensor(g, dialect_spelled(g, "selector_hidden.weight", name, sizeof name)) != NULL;
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+        conv |= gguf_find(g, desc_key(r, keys[i], key, sizeof key)) != NULL;
     if (conv && dflash2_shapes(r)) return -1;
     return desc_head_shapes(r);
 }

@@ -256,11 +256,43 @@ static size_t block_prefix(const char *name)
     return digits && name[4 + digits] == '.' ? 5 + digits : 0;
 }
 
+/* DFlash2's tensors: upstream's names, after "blk.N." or whole, and those of lucebox and buun. */
+static const struct {
+    const char *upstream, *alias;
+    bool layer;
+} aliases[] = {
+    {"attn_conv_base", "attn_conv.base", true},
+    {"attn_conv_proj.weight", "attn_conv.proj.weight", true},
+    {"ffn_conv_base", "ffn_conv.base", true},
+    {"ffn_conv_proj.weight", "ffn_conv.proj.weight", true},
+    {"selector_hidden.weight", "selector.hidden_proj.weight", false},
+    {"selector_predecessor.weight", "selector.pred_codebook", false},
+    {"selector_successor.weight", "selector.succ_codebook", false},
+};
+enum { N_ALIASES = sizeof aliases / sizeof aliases[0] };
+
+const char *dialect_spelled(const struct gguf *g, const char *name, char *buf, size_t n)
+{
+    const size_t at = block_prefix(name);
+    snprintf(buf, n, "%s", name);
+    for (int i = 0; i < N_ALIASES && !gguf_tensor(g, name); i++) {
+        if (aliases[i].layer != (at > 0) || strcmp(name + at, aliases[i].upstream)) continue;
+        snprintf(buf, n, "%.*s%s", (int)at, name, aliases[i].alias);
+        if (!gguf_tensor(g, buf)) snprintf(buf, n, "%s", name);
+    }
+    return buf;
+}
+
 const char *dialect_to_upstream(const char *name, char *buf, size_t n)
 {
     const struct dialect *up = dialect_by_name("upstream");
     const size_t at = block_prefix(name);
     snprintf(buf, n, "%s", name);
+    for (int i = 0; i < N_ALIASES; i++)
+        if (aliases[i].layer == (at > 0) && !strcmp(name + at, aliases[i].alias)) {
+            snprintf(buf, n, "%.*s%s", (int)at, name, aliases[i].upstream);
+            return buf;
+        }
     for (const struct dialect *x = dialects; x->name; x++) {
         if (x->refused) continue;
         if (!at && (!strcmp(name, x->fc) || (x->fc_too && !strcmp(name, x->fc_too))))

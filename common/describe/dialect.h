@@ -80,6 +80,10 @@ const char *dialect_key(const struct dialect *x, const char *rel, char *buf, siz
 const char *dialect_to_upstream(const char *name, char *buf, size_t n);
 const char *dialect_from_upstream(const struct dialect *x, const char *name, char *buf, size_t n);
 
+/* How the file spells a DFlash2 tensor that upstream calls name: that, or the name that lucebox and buun give
+ * it where it alone is there. Returns buf. */
+const char *dialect_spelled(const struct gguf *g, const char *name, char *buf, size_t n);
+
 /* The parts that dialects spell differently, put into a file in x's way. */
 struct dialect_parts {
     int32_t n_taps;

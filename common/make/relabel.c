@@ -34,7 +34,9 @@ static int refuse(const struct dialect *to, const struct relabel_facts *f, struc
 
 static int check_parts(const struct dialect *to, const struct relabel_facts *f, struct err *e)
 {
-    if (f->pieces[0] && (f->from ? f->from != to : !to->extended))
+    const bool named =
+        to->extended && (!f->from || !strcmp(f->kind, "DFlash2")); /* whatever they are called there */
+    if (f->pieces[0] && f->from != to && !named)
         return refuse(to, f, e, "the parts of a %s drafter (%s)", f->kind, f->pieces);
     for (int i = 0; i < f->n_layer; i++)
         if (f->layer[i].window && !to->windows)
@@ -171,6 +173,8 @@ static bool keeps_causal(const struct relabel *r)
 static int put_arch_key(struct relabel *r, const struct gguf_kv *kv, struct err *e)
 {
     const char *rel = kv->key + strlen(r->from->arch) + 1;
+    if (r->to->extended && (!strncmp(rel, "dflash.conv_", 12) || !strncmp(rel, "dflash.selector_", 16)))
+        rel += 7;
     const struct desc_override *o = r->over;
     const bool windows = o && (o->sliding_window || o->sliding_pattern);
     char key[256];

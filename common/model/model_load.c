@@ -9,6 +9,7 @@
 #include <string.h>
 #include "../base/io.h"
 #include "../base/mem.h"
+#include "../describe/dialect.h"
 #include "draft.h"
 
 struct loader {
@@ -248,8 +249,9 @@ static int load_field(struct loader *l, int i, const struct field *f)
 {
     struct model *m = l->m;
     const struct desc *d = m->d;
-    char name[64];
-    snprintf(name, sizeof name, "blk.%d.%s", d->first_block + i, f->name);
+    char name[64], spelled[64];
+    snprintf(spelled, sizeof spelled, "blk.%d.%s", d->first_block + i, f->name);
+    dialect_spelled(m->file, spelled, name, sizeof name);
     if (d->arch == DESC_DFLASH && f->at == AT(ffn_norm)) /* in some dialects the name of another norm */
         snprintf(name, sizeof name, "blk.%d.%s", i, d->ffn_norm_name);
     if (d->arch == DESC_DFLASH && f->at == AT(post_attn_norm)) return 0;
@@ -432,8 +434,10 @@ static int load_all(struct loader *l)
         if (load_heads(l)) return -1;
     }
     for (int i = 0; i < N_PARTS; i++) {
-        const struct gguf_tensor *t = gguf_tensor(m->file, parts[i].name);
-        if (t && load_weight(l, part_at(m, i), parts[i].use, parts[i].name)) return -1;
+        char name[64];
+        const struct gguf_tensor *t =
+            gguf_tensor(m->file, dialect_spelled(m->file, parts[i].name, name, sizeof name));
+        if (t && load_weight(l, part_at(m, i), parts[i].use, name)) return -1;
         if (t && parts[i].use & KN_USE_LINEAR) m->bytes_step += t->bytes;
     }
     for (int i = 0; i < m->d->n_layer; i++)
@@ -487,6 +491,25 @@ static int check_dflash2(struct loader *l)
     return op->walk ? 0 : unsupported(l, "the candidates", "walk");
 }
 
+/* The heads of DSpark and Domino. Their rows stand one behind the other, and products read four numbers at
+ * once. */
+static int check_heads(struct loader *l)
+{
+    const struct desc *d = l->m->d;
+    const struct {
+        const char *what;
+        int32_t found;
+    } widths[] = {{"ranks", d->markov_rank}, {"states", d->n_state}, {"corrections", d->n_correct}};
+    for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++)
+        if (widths[i].found % 4)
+            return err_set(l->e, ERR_FORMAT,
+                           "a %s drafter: %s of %d are not supported (expected a multiple of 4)", d->kind,
+                           widths[i].what, widths[i].found);
+    if ((d->markov_rank || d->confidence || d->n_state) && !l->op->cell)
+        return unsupported(l, "the proposals", "cell");
+    return d->n_vocab_draft && !l->op->spread ? unsupported(l, "the reduced vocabulary", "spread") : 0;
+}
+
 static int check_backend(struct loader *l)
 {
     const struct desc *d = l->m->d;
@@ -512,7 +535,7 @@ static int check_backend(struct loader *l)
     if (!desc_drafts(d) && !l->m->family)
         return err_set(l->e, ERR_FORMAT, "architecture %s: its forward pass is not implemented",
                        d->arch_name);
-    if (d->conv_kernel && check_dflash2(l)) return -1;
+    if ((d->conv_kernel && check_dflash2(l)) || check_heads(l)) return -1;
     l->m->kind = draft_kind_of(d);
     if (d->arch == DESC_DFLASH && !l->m->kind)
         return err_set(l->e, ERR_FORMAT, "a %s drafter: its proposals are not implemented", d->kind);

@@ -221,14 +221,17 @@ static bool fits(struct memory_planner *p, struct session_options o, int32_t ctx
     return memory_plan_session(p, &o, loaded, &plan, &none) == 0 && plan.all <= plan.free;
 }
 
-/* Would caches of f16 throughout be smaller than they are in before, and fit? */
-static bool fits_f16(struct memory_planner *p, struct session_options o, bool loaded,
-                     const struct memory_plan *before)
+/* Would caches of that type throughout be smaller than they are in before, and fit? */
+static bool fits_type(struct memory_planner *p, struct session_options o, uint32_t type, bool loaded,
+                      const struct memory_plan *before)
 {
     struct memory_plan plan;
     struct err none = {0};
-    o.kv = (struct kn_kv_types){KN_F16, KN_F16};
-    o.kv_layers = o.draft_kv_layers = NULL;
+    struct kn_kv_types halves[DESC_MAX_LAYERS]; /* a drafter's, as flags have it */
+    for (int i = 0; i < DESC_MAX_LAYERS; i++) halves[i] = (struct kn_kv_types){KN_F16, KN_F16};
+    o.kv = (struct kn_kv_types){type, type};
+    o.kv_layers = NULL;
+    o.draft_kv_layers = halves;
     return memory_plan_session(p, &o, loaded, &plan, &none) == 0 && plan.all <= plan.free &&
            plan.caches < before->caches;
 }
@@ -257,7 +260,8 @@ int memory_plan_check(struct memory_planner *p, const struct session_options *o,
             p->c.op.name, (double)plan->all / gib, o->ctx, (double)plan->weights / gib,
             (double)plan->caches / gib, (double)plan->activations / gib, (double)plan->scratch / gib,
             (double)plan->free / gib, (double)plan->total / gib);
-    if (fits_f16(p, *o, loaded, plan)) return err_hint(e, "--kv f16 would fit");
+    if (fits_type(p, *o, KN_F16, loaded, plan)) return err_hint(e, "--kv f16 would fit");
+    if (fits_type(p, *o, KN_Q8_0, loaded, plan)) return err_hint(e, "--kv q8_0 would fit");
     int32_t ctx = largest_context(p, o, loaded);
     if (ctx > 0) return err_hint(e, "--ctx %d would fit", ctx);
     if (plan->weights > plan->free)

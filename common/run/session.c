@@ -38,6 +38,7 @@ int session_new_caches(struct session *s, const struct model *m, int32_t pass_ro
 {
     const struct desc *d = m->d;
     struct kn_kv *kv = *out = mem_calloc((size_t)d->n_layer, sizeof *kv);
+    char why[160];
     if (!kv) return err_set(e, ERR_IO, "out of memory (caches)");
     for (int i = 0; i < d->n_layer; i++) {
         const struct desc_layer *y = &d->layer[i];
@@ -48,11 +49,8 @@ int session_new_caches(struct session *s, const struct model *m, int32_t pass_ro
                                .cap = kn_kv_room(need),
                                .n_head_kv = y->n_head_kv,
                                .head_dim = y->head_dim};
-        if (!kn_kv_known(kv[i].type.k) || !kn_kv_known(kv[i].type.v))
-            return err_set(e, ERR_USAGE,
-                           "cache types of layer %d not supported (expected each to be " KN_KV_TYPES
-                           ", got numbers %" PRIu32 " and %" PRIu32 ")",
-                           i, kv[i].type.k, kv[i].type.v);
+        if (kn_kv_check(&kv[i], why, sizeof why))
+            return err_set(e, ERR_USAGE, "cache of layer %d: %s", i, why);
         kv[i].k = take(s, kn_kv_bytes(&kv[i], kv[i].type.k), 1);
         kv[i].v = take(s, kn_kv_bytes(&kv[i], kv[i].type.v), 1);
         if (!kv[i].k || !kv[i].v) return cache_failed(s, i, &kv[i], e);

@@ -49,7 +49,8 @@ struct session_options {
     struct kn_kv_types kv; /* of the caches of every layer, where no list below says other */
     const struct kn_kv_types *kv_layers, *draft_kv_layers; /* [n_layer] of target, of drafter; NULL: as kv.
                                                               Borrowed: they outlive the session */
-    const struct session_synthetic *synthetic;             /* NULL: proposals are compared */
+    bool kv_convert;                           /* a state of other types is brought into these, not refused */
+    const struct session_synthetic *synthetic; /* NULL: proposals are compared */
     struct source *look; /* asked on the host beside the source, or alone: look-ups. Borrowed; NULL: none */
     bool check_layers;   /* name the first layer that leaves a NaN or Inf in a row that stays */
     void (*progress)(void *ctx, int64_t done, int64_t total); /* of a prefill, in tokens; NULL: none */

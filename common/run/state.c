@@ -152,30 +152,68 @@ out:
     return rc;
 }
 
+/* The cache as a layer of the state has it: of the types that it was saved with. */
+static struct kn_kv saved_cache(const struct state *st, const struct session *s, const struct kn_kv *kv,
+                                const struct desc_layer *y)
+{
+    const struct desc *t = s->target->d, *d = drafter_of(s);
+    struct kn_kv from = *kv;
+    if (y >= t->layer && y < t->layer + t->n_layer)
+        from.type = st->m.kv[0][y - t->layer];
+    else if (d && y >= d->layer && y < d->layer + d->n_layer)
+        from.type = st->m.kv[1][y - d->layer];
+    return from;
+}
+
+/* n positions of old->both, of types from, to x->both, of types to: each number is taken out and stored anew.
+ */
+static int convert_rows(struct slice *x, const struct kn_kv *to, const struct slice *old,
+                        const struct kn_kv *from, int32_t n, struct err *e)
+{
+    const size_t row = x->row_k + x->row_v, old_row = old->row_k + old->row_v;
+    float *f = mem_alloc((size_t)to->n_head_kv * (size_t)to->head_dim * sizeof *f);
+    if (!f) return err_set(e, ERR_IO, "out of memory (a row of the cache)");
+    for (size_t i = 0; i < (size_t)n; i++) {
+        kn_kv_get(from, false, old->both + i * old_row, f);
+        kn_kv_put(to, false, f, x->both + i * row);
+        kn_kv_get(from, true, old->both + i * old_row + old->row_k, f);
+        kn_kv_put(to, true, f, x->both + i * row + x->row_k);
+    }
+    mem_free(f);
+    return 0;
+}
+
+static int check_header(struct state *st, const uint32_t want[4], const char *tag, struct err *e)
+{
+    uint8_t header[LAYER_HEADER];
+    if (snap_read(&st->r, header, sizeof header, e)) return -1;
+    for (int i = 0; i < 4; i++)
+        if (state_get_u32(header + 4 * i) != want[i])
+            return err_set(e, ERR_FORMAT,
+                           "%s: section %s: its header does not fit the model (word %d: expected %" PRIu32
+                           ", got %" PRIu32 ")",
+                           st->name, tag, i, want[i], state_get_u32(header + 4 * i));
+    return 0;
+}
+
 int state_load_layer(struct state *st, struct session *s, const struct kn_kv *kv, const struct desc_layer *y,
                      int32_t end, const char *tag, struct err *e)
 {
+    const struct kn_kv from = saved_cache(st, s, kv, y);
+    const bool other = from.type.k != kv->type.k || from.type.v != kv->type.v;
     int32_t first, n, rc = -1;
-    uint8_t header[LAYER_HEADER];
-    struct slice x;
+    struct slice x, old = {0};
     if (slice_new(&x, kv, e)) return -1;
-    const size_t row = x.row_k + x.row_v;
+    if (other && slice_new(&old, &from, e)) goto out;
+    const size_t row = other ? old.row_k + old.row_v : x.row_k + x.row_v;
     live(y, end, &first, &n);
     const uint32_t want[4] = {(uint32_t)first, (uint32_t)n, (uint32_t)kv->n_head_kv, (uint32_t)kv->head_dim};
-    if (state_section(st, tag, LAYER_HEADER + row * (uint64_t)n, e) ||
-        snap_read(&st->r, header, sizeof header, e))
+    if (state_section(st, tag, LAYER_HEADER + row * (uint64_t)n, e) || check_header(st, want, tag, e))
         goto out;
-    for (int i = 0; i < 4; i++)
-        if (state_get_u32(header + 4 * i) != want[i]) {
-            err_set(e, ERR_FORMAT,
-                    "%s: section %s: its header does not fit the model (word %d: expected %" PRIu32
-                    ", got %" PRIu32 ")",
-                    st->name, tag, i, want[i], state_get_u32(header + 4 * i));
-            goto out;
-        }
     for (int32_t pos = first, some; pos < end; pos += some) {
         some = slice_length(kv, pos, end - pos);
-        if (snap_read(&st->r, x.both, (size_t)some * row, e)) goto out;
+        if (snap_read(&st->r, other ? old.both : x.both, (size_t)some * row, e)) goto out;
+        if (other && convert_rows(&x, kv, &old, &from, some, e)) goto out;
         int bad = slice_put(&x, s, kv, pos, some);
         if (bad) {
             model_failed(s->target, "upload", bad, e);
@@ -184,6 +222,7 @@ int state_load_layer(struct state *st, struct session *s, const struct kn_kv *kv
     }
     rc = snap_section_check(&st->r, e);
 out:
+    mem_free(old.k);
     mem_free(x.k);
     return rc;
 }
@@ -299,11 +338,9 @@ static int check_drafter(const struct state *st, const struct state_meta *own, s
 
 static void types_text(struct kn_kv_types y, char out[32])
 {
-    const struct kn_type_info *k = kn_type_info(y.k), *v = kn_type_info(y.v);
-    snprintf(out, 32, "%s%s%s", k ? k->name : "none", y.k == y.v ? "" : ",",
-             y.k == y.v ? ""
-             : v        ? v->name
-                        : "none");
+    const char *k = kn_kv_known(y.k) ? kn_kv_name(y.k) : "none",
+               *v = kn_kv_known(y.v) ? kn_kv_name(y.v) : "none";
+    snprintf(out, 32, "%s%s%s", k, y.k == y.v ? "" : ",", y.k == y.v ? "" : v);
 }
 
 /* The types of the caches that both have. */
@@ -313,7 +350,7 @@ static int check_types(const struct state *st, const struct state_meta *own, str
     char want[32], got[32];
     if (own->kv_type != st->m.kv_type && own->kv_type != STATE_MIXED && st->m.kv_type != STATE_MIXED)
         return err_set(e, ERR_FORMAT, "%s: was made with another cache type (expected %s, got %s)", st->name,
-                       kn_type_info(own->kv_type)->name, kn_type_info(st->m.kv_type)->name);
+                       kn_kv_name(own->kv_type), kn_kv_name(st->m.kv_type));
     for (int d = 0; d < 2; d++)
         for (uint32_t i = 0; i < n[d] && i < got_n[d]; i++) {
             const struct kn_kv_types a = own->kv[d][i], b = st->m.kv[d][i];
@@ -342,7 +379,8 @@ int state_check(const struct state *st, const struct desc *target, const struct 
             e,
             "dflash-inspect names the model that a state wants, and prints the identity of a model's file");
     }
-    if (check_types(st, &own, e)) return -1;
+    if (!o->kv_convert && check_types(st, &own, e))
+        return err_hint(e, "--kv-convert brings the state's keys and values into these types");
     if (st->m.chunk != own.chunk)
         return err_set(e, ERR_FORMAT,
                        "%s: was made with another chunk (expected %" PRIu32 ", got %" PRIu32 ")", st->name,

@@ -103,7 +103,7 @@ static void finish(const struct plan *p, int32_t row, int32_t n_rows, int32_t kv
     const struct kn_attention *a = p->a;
     for (int32_t r = 0; r < n_rows * p->n_rep; r++) {
         int64_t head = (int64_t)(row + r / p->n_rep) * a->n_head + kv_head * p->n_rep + r % p->n_rep;
-        p->rows->attn_finish(a->out + head * p->head_dim, total + (size_t)r * p->part, p->head_dim);
+        p->rows->attn_finish(a->kv, a->out + head * p->head_dim, total + (size_t)r * p->part);
     }
 }
 

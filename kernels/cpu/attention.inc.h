@@ -169,12 +169,27 @@ static bool attn_any(const struct cpu_attn_tile *t, int64_t start)
     return false;
 }
 
-/* Where only one split is seen it is the group: merging it into nothing would copy it. */
-static void rows_attn_group(const struct cpu_attn_tile *t, int64_t g, float *part, float *scratch)
+/* The tile with its queries as the cache wants them, in turned[n_rows, n_rep, head_dim]. */
+static struct cpu_attn_tile attn_turned(const struct cpu_attn_tile *t, float *turned)
 {
-    const int32_t n_q = t->n_rows * t->n_rep;
-    const size_t size = cpu_attn_part(t->head_dim);
-    float *split = scratch, *scores = split + (size_t)n_q * size, *tile = scores + (size_t)n_q * KN_KV_SPLIT;
+    struct cpu_attn_tile y = *t;
+    if (!kv_turns(t->kv)) return y;
+    for (int32_t r = 0; r < t->n_rows * t->n_rep; r++)
+        kv_query(t->kv, attn_query(t, r / t->n_rep, r % t->n_rep), turned + (int64_t)r * t->head_dim);
+    y.q = turned;
+    y.n_head = t->n_rep;
+    return y;
+}
+
+/* Where only one split is seen it is the group: merging it into nothing would copy it. */
+static void rows_attn_group(const struct cpu_attn_tile *given, int64_t g, float *part, float *scratch)
+{
+    const int32_t n_q = given->n_rows * given->n_rep;
+    const size_t size = cpu_attn_part(given->head_dim);
+    float *split = scratch, *scores = split + (size_t)n_q * size,
+          *turned = scores + (size_t)n_q * KN_KV_SPLIT,
+          *tile = turned + (size_t)n_q * (size_t)given->head_dim;
+    const struct cpu_attn_tile at = attn_turned(given, turned), *t = &at;
     const int64_t end = (g + 1) * CPU_ATTN_GROUP;
     int64_t only = 0;
     int seen = 0;
@@ -195,11 +210,12 @@ static void rows_attn_group(const struct cpu_attn_tile *t, int64_t g, float *par
 }
 
 /* A row that sees no key at all gives zeros. */
-static void rows_attn_finish(float *out, const float *total, int32_t head_dim)
+static void rows_attn_finish(const struct kn_kv *kv, float *out, const float *total)
 {
     struct vec l = v_set1(total[1]);
-    for (int32_t i = 0; i < head_dim; i += 16) {
+    for (int32_t i = 0; i < kv->head_dim; i += 16) {
         struct vec a = v_load(total + CPU_ATTN_ACC + i);
         v_store(out + i, total[1] == 0.0f ? v_zero() : v_div(a, l));
     }
+    kv_result(kv, out);
 }

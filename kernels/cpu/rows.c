@@ -227,13 +227,13 @@ static void rope_store_heads(const struct rope_store_job *j, int64_t i, int32_t 
         .table = a->table + (int64_t)i * a->n_rot,
         .n_head = n == kv->n_head_kv ? a->n_head : n * (int32_t)n_rep,
         .n_head_kv = n,
-        .head_dim = kv->head_dim,
         .n_rot = a->n_rot,
         .interleaved = a->interleaved,
         .eps = a->eps,
-        .type = kv->type,
-        .k_dst = cpu_kv_head(kv, false, a->pos[i], head),
-        .v_dst = cpu_kv_head(kv, true, a->pos[i], head),
+        .kv = kv,
+        .k_row = cpu_kv_row(kv, false, a->pos[i]),
+        .v_row = cpu_kv_row(kv, true, a->pos[i]),
+        .head = head,
     };
     j->rows->rope(&r);
 }

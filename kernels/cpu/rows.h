@@ -34,24 +34,26 @@ static inline size_t cpu_attn_part(int32_t head_dim)
 {
     return (size_t)CPU_ATTN_ACC + (size_t)head_dim;
 }
-/* Floats of scratch that attn_group needs for a tile. */
+/* Floats of scratch that attn_group needs for a tile: weights, a partial result and the rotated query of each
+ * row; two tiles of 16 keys. */
 static inline size_t cpu_attn_scratch(int32_t n_rows, int32_t n_rep, int32_t head_dim)
 {
     size_t r = (size_t)n_rows * (size_t)n_rep;
-    return r * (KN_KV_SPLIT + cpu_attn_part(head_dim)) + 2 * 16 * (size_t)head_dim;
+    return r * (KN_KV_SPLIT + cpu_attn_part(head_dim) + (size_t)head_dim) + 2 * 16 * (size_t)head_dim;
 }
 
 struct cpu_rope {
-    float *k, *q;   /* one row: [n_head_kv, head_dim], [n_head, head_dim] or NULL */
+    float *k, *q;   /* of one row n_head_kv heads, [n_head_kv, head_dim]; [n_head, head_dim] or NULL */
     const float *v; /* may be k */
     bool v_norm;
     const float *q_norm, *k_norm;
     const float *table; /* [n_rot/2, 2] */
-    int32_t n_head, n_head_kv, head_dim, n_rot;
+    int32_t n_head, n_head_kv, n_rot;
     bool interleaved;
     float eps;
-    struct kn_kv_types type;
-    void *k_dst, *v_dst; /* the slot: [n_head_kv, head_dim] of these types */
+    const struct kn_kv *kv;
+    char *k_row, *v_row; /* of the position, all heads */
+    int32_t head;        /* that k and v begin with */
 };
 
 struct cpu_pick_work {
@@ -110,7 +112,7 @@ struct cpu_rows {
     void (*attn_group)(const struct cpu_attn_tile *, int64_t g, float *part, float *scratch);
     /* total = total then part, in order; an empty one (sum 0 and maximum -inf) changes nothing */
     void (*attn_merge)(float *total, const float *part, int32_t head_dim);
-    void (*attn_finish)(float *out, const float *total, int32_t head_dim);
+    void (*attn_finish)(const struct kn_kv *, float *out, const float *total);
     /* The id that row picks, or KN_PICK_NAN; KN_PICK_NAN - 1: a token of the history is outside the
      * vocabulary */
     int32_t (*pick)(const struct kn_pick *, int32_t row, const struct cpu_pick_work *);

@@ -150,29 +150,31 @@ static void rows_rotate(float *x, const float *table, int32_t n_rot, bool interl
     }
 }
 
+static void rows_store(const struct cpu_rope *a, bool values, int32_t h, const float *x)
+{
+    const struct kn_kv *kv = a->kv;
+    kv_store(values ? kv->type.v : kv->type.k, values, values ? a->v_row : a->k_row, kv->n_head_kv,
+             a->head + h, x, kv->head_dim);
+}
+
 /* Values, RMS normed a head where asked: the bits of rms_norm without a weight. */
 static void rows_store_values(const struct cpu_rope *a)
 {
-    const int32_t d = a->head_dim;
-    float y[256];
-    if (!a->v_norm) {
-        kv_store(a->type.v, a->v_dst, a->v, (int64_t)a->n_head_kv * d);
-        return;
-    }
-    for (int64_t h = 0; h < a->n_head_kv; h++) {
-        const float *v = a->v + h * d;
-        const struct vec s = v_set1(1.0f / sqrtf(v_dot(v, v, d) / (float)d + a->eps));
-        for (int64_t from = 0; from < d; from += 256) {
-            const int64_t n = d - from < 256 ? d - from : 256;
-            for (int64_t i = 0; i < n; i += 16) v_store(y + i, v_mul(v_load(v + from + i), s));
-            kv_store(a->type.v, (char *)a->v_dst + kn_row_bytes(a->type.v, h * d + from), y, n);
+    const int32_t d = a->kv->head_dim;
+    float y[KV_HEAD];
+    for (int32_t h = 0; h < a->n_head_kv; h++) {
+        const float *v = a->v + (int64_t)h * d;
+        if (a->v_norm) {
+            const struct vec s = v_set1(1.0f / sqrtf(v_dot(v, v, d) / (float)d + a->eps));
+            for (int32_t i = 0; i < d; i += 16) v_store(y + i, v_mul(v_load(v + i), s));
         }
+        rows_store(a, true, h, a->v_norm ? y : v);
     }
 }
 
 static void rows_rope(const struct cpu_rope *a)
 {
-    int32_t d = a->head_dim;
+    const int32_t d = a->kv->head_dim;
     rows_store_values(a); /* first: v may be k */
     for (int32_t h = 0; a->q && h < a->n_head; h++) {
         float *q = a->q + (int64_t)h * d;
@@ -183,7 +185,6 @@ static void rows_rope(const struct cpu_rope *a)
         float *k = a->k + (int64_t)h * d;
         if (a->k_norm) rows_rms_norm(k, k, a->k_norm, d, a->eps);
         rows_rotate(k, a->table, a->n_rot, a->interleaved);
+        rows_store(a, false, h, k);
     }
-    int64_t n = (int64_t)a->n_head_kv * d;
-    kv_store(a->type.k, a->k_dst, a->k, n);
 }

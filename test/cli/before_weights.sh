@@ -22,7 +22,7 @@ for g in "dflash-generate -q -m t.gguf -n 4" "dflash-prefill -q -m t.gguf -o o";
     says 3 'the prompt is empty' "$g </dev/null"
     says 4 'Is a directory' "$g <."
     says 3 "$weights" "cat id | $g"
-    says 2 'expected f16, bf16 or f32, got q8_0' "$g --kv q8_0 <p"
+    says 2 'q4_0 or tq3_0, got q4_1' "$g --kv q4_1 <p"
     says 3 't.gguf: is a target (expected a drafter, got architecture qwen3)' "$g -d t.gguf <p"
     says 3 'd.gguf: is a drafter' "${g/t.gguf/d.gguf} <p"
 done
@@ -42,7 +42,7 @@ says 3 'another target' "$G --state state"
 says 4 'nostate: No such file' "$G --state nostate"
 says 3 'not a snapshot' "$G --state t.gguf"
 says 3 'holds no context for a drafter' "dflash-generate -q -m $T -d d.gguf -n 4 --state state"
-says 2 'another chunk\|expected f16' "dflash-generate -q -m $T -d d.gguf -n 4 --state state --kv q4_0"
+says 2 'another chunk\|expected f16' "dflash-generate -q -m $T -d d.gguf -n 4 --state state --kv q4_1"
 says 3 'another chunk' "dflash-generate -q -m $T -d d.gguf -n 4 --state state --chunk 4"
 says 3 'stdin: token 1: id out' "dflash-generate -q -m $T -d d.gguf -n 4 --state state --append <id"
 says 3 'id: token 1: id out' 'dflash-bench run -q -m t.gguf p id'

@@ -20,7 +20,7 @@ echo "target: $(status dflash-inspect --check t.gguf) $(status dflash-inspect --
 dflash-inspect --pair t.gguf "$D" | grep -A1 types || true
 dflash-inspect --check --for-use t.gguf | grep -A1 -E '(use|ffn_up\.weight):|^check' || true
 # relatives cannot be run either
-for f in "$DATA"/dialects/relative-{dflash2,sinks}.gguf; do
+for f in "$DATA"/dialects/relative-{biased,sinks}.gguf; do
     echo "$(basename "$f"): $(status dflash-inspect --check "$f") $(status dflash-inspect --check --for-use "$f")"
 done
 status dflash-inspect --for-use "$T" && cat err

@@ -98,6 +98,28 @@ rows() { # NAME CHUNK...: logits of passes of 64 rows, and of others
         verdict $? "$name of $n"
     done
 }
+dflash2() { # NAME TYPE: a DFlash2 drafter of the sizes in d.json, in the place of d.gguf
+    sed 's/DFlashDraftModel/DFlash2DraftModel/
+        s/"dflash_config": {/&"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 40, "selector_top_k": 2, "output_multiplier": 1.5, /' d.json >d2.json
+    rm -f d.gguf state
+    dflash-convert -q d2.json --random 6 --type "$2" -o d.gguf
+    verdict $? "$1/$2/dflash2, convert" || return
+    run plain.i32 t.gguf && drafted "$1/$2/dflash2, drafted, width 6" --width 6
+    run plain.i32 t.gguf --temp 3 --top-k 3 --seed 5 --chunk 7 && drafted "$1/$2/dflash2, drafted, sampled, block 3, chunk 7" --temp 3 --top-k 3 --seed 5 --block 3 --width 3 --chunk 7
+    saved "$1/$2/dflash2, state"
+}
+
+caches() { # NAME: quantised caches, keys of each type and values of each, over the last prompt
+    local kv
+    for kv in q8_0 q5_0,tq3_0 q4_0,q5_0 tq3_0,q4_0 q4_0,f16; do
+        kv="--kv $kv --temp 3 --seed 5"
+        run plain.i32 t.gguf $kv || { verdict 1 "$1/plain $kv"; continue; }
+        drafted "$1/drafted $kv" $kv --width 5 --draft-kv tq3_0,q8_0
+        dflash-prefill -q --force -m t.gguf -d d.gguf --device $device ${kv%% --temp*} -o state <$prompt_file &&
+            dflash-generate -q -m t.gguf -d d.gguf --state state --temp 3 --seed 5 -n 40 --ignore-eos --device $device >got.i32 && cmp -s got.i32 plain.i32
+        verdict $? "$1/state $kv"
+    done
+}
 
 odd() { # NAME TYPE
     local name=$1 type=$2 s
@@ -115,6 +137,8 @@ odd() { # NAME TYPE
     done
     saved "$name/$type/state"
     rows "$name/$type/rows" 1
+    [ "$type" = f32 ] || [ "$type" = q4_k_m ] || return
+    dflash2 "$name" "$type"
 }
 
 real() { # NAME TYPE
@@ -136,8 +160,11 @@ real() { # NAME TYPE
         for w in 3 16; do drafted "$name/$type/drafted, prompt $n, width $w" $s --width $w; done
         [ "$n" != 1100 ] || rows "$name/$type/rows, prompt $n" 1 7 16
     done
+    [ "$type" != q4_k_m ] || caches "$name/$type"
     [ "$accepted" -ge 20 ]
     verdict $? "$name/$type/proposals are accepted" "$accepted"
+    prompt_file=p.i32
+    dflash2 "$name" "$type"
 }
 
 cell() { # KIND NAME TYPE: in a folder of its own

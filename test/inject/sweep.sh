@@ -20,7 +20,7 @@ export PATH="$bin:$PATH" LC_ALL=C OMP_NUM_THREADS=2 ASAN_OPTIONS=${ASAN_OPTIONS:
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 shopt -s dotglob nullglob
-T=$data/target-q8_0.gguf D=$data/drafter-q8_0.gguf hf=$src/data/pair
+T=$data/target-q8_0.gguf D=$data/drafter-q8_0.gguf D2=$data/drafter-dflash2-bf16.gguf hf=$src/data/pair
 begun=$SECONDS runs=0 failed=0
 
 # Inputs, made once.
@@ -94,6 +94,7 @@ prefill-nll      | * | tokens | dflash-prefill -m $T --nll --threads 2 --device 
 generate         | * | tokens | dflash-generate -m $T -d $D -n 12 --ignore-eos -o o --width 8 --draft-trace o2 --draft-logits o3 --threads 2 --device cpu
 generate-force   | * | tokens | dflash-generate -m $T -d $D -n 6 --ignore-eos --force -o o --width 8 --draft-trace o2 --draft-logits o3 --threads 2 --device cpu
 generate-stats   | - | tokens | dflash-generate -m $T -d $D -n 4 --ignore-eos --temp 0.7 --repeat-penalty 1.1 -o o --stats o2 --threads 2 --device cpu
+generate-dflash2 | * | tokens | dflash-generate -m $T -d $D2 -n 6 --ignore-eos --temp 0.7 -o o --width 8 --draft-trace o2 --draft-logits o3 --threads 2 --device cpu
 generate-state   | * | tokens | dflash-generate -m $T -d $D --state $i/state --append -n 6 --ignore-eos --lookup on --lookup-file $i/tokens -o o --threads 2 --device cpu
 generate-save    | * | tokens | dflash-generate -m $T -d $D --state $i/state --append -n 6 --ignore-eos -o o --save-state o2 --force --threads 2 --device cpu
 prefill-state    | * | tokens | dflash-prefill -m $T -d $D --state $i/state -o o --force --threads 2 --device cpu

@@ -7,6 +7,8 @@
 #include "rows.cuh"
 #include "../chain/chain.cuh"
 #include "../core/math.cuh"
+#include "codes_launch.cuh"
+#include "kv_codes.cuh"
 
 /* exp(x - top) where top is a maximum that may be -inf (nothing seen yet, or only NaN). */
 DEV float weight(float x, float top)
@@ -16,26 +18,35 @@ DEV float weight(float x, float top)
 
 /* ---- any type, any head size ---- */
 
+struct any_args {
+    struct attn a;
+    struct kv_side k, v;
+};
 /* K, V: numbers of keys and of values. */
-template <class K, class V> static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const attn a)
+template <class K, class V>
+static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const __grid_constant__ struct any_args p)
 {
+    const struct attn &a = p.a;
+    const auto meet = [] { __syncthreads(); };
     __shared__ float q[512], w[KN_KV_SPLIT], tree[KN_KV_SPLIT / 32];
     cuda_grid_start();
     const int t = threadIdx.x, head = blockIdx.x, row = blockIdx.y, kv_head = head / a.n_rep;
-    const int64_t at = ((int64_t)row * a.n_head + head) * a.d, stride = (int64_t)a.n_kv * a.d;
+    const int64_t at = ((int64_t)row * a.n_head + head) * a.d;
     for (int i = t; i < a.d; i += KN_KV_SPLIT) q[i] = a.q[at + i];
+    kv_turn_shared(q, a.d, p.k.type, false, false, t, KN_KV_SPLIT, meet);
     const struct span seen = visible(a, row, a.pos[0], a.first ? *a.first : 0);
     const int lo = seen.lo, hi = seen.hi;
     float top = -INFINITY, sum = 0.0f, acc[2] = {0.0f, 0.0f};
     for (int s = lo / KN_KV_SPLIT; lo < hi && s <= (hi - 1) / KN_KV_SPLIT; s++) {
-        const int p = s * KN_KV_SPLIT + t, from = max(lo - s * KN_KV_SPLIT, 0),
+        const int key = s * KN_KV_SPLIT + t, from = max(lo - s * KN_KV_SPLIT, 0),
                   to = min(hi - s * KN_KV_SPLIT, KN_KV_SPLIT);
-        const int64_t base = (int64_t)KV_SLOT(a.where, s * KN_KV_SPLIT) * stride + kv_head * a.d;
+        const int64_t base = KV_SLOT(a.where, s * KN_KV_SPLIT);
         float x = -INFINITY, here;
         __syncthreads();
-        if (p >= lo && p < hi) {
+        if (key >= lo && key < hi) {
             x = 0.0f;
-            for (int i = 0; i < a.d; i++) x = __fmaf_rn(q[i], kv_get<K>(a.k, base + t * stride + i), x);
+            for (int i = 0; i < a.d; i++)
+                x = __fmaf_rn(q[i], kv_number<K>::get(p.k, a.n_kv, a.d, base + t, kv_head, i), x);
             x = __fmul_rn(x, a.scale);
         }
         here = x;
@@ -59,20 +70,24 @@ template <class K, class V> static __global__ void __launch_bounds__(KN_KV_SPLIT
             if (d >= a.d) break;
             acc[i] = __fmul_rn(acc[i], f);
             for (int j = from; j < to; j++)
-                acc[i] = __fmaf_rn(w[j], kv_get<V>(a.v, base + j * stride + d), acc[i]);
+                acc[i] = __fmaf_rn(w[j], kv_number<V>::get(p.v, a.n_kv, a.d, base + j, kv_head, d), acc[i]);
         }
     }
+    __syncthreads();
     for (int i = 0; i < 2; i++)
-        if (t + i * KN_KV_SPLIT < a.d)
-            a.out[at + t + i * KN_KV_SPLIT] = sum == 0.0f ? 0.0f : __fdiv_rn(acc[i], sum);
+        if (t + i * KN_KV_SPLIT < a.d) q[t + i * KN_KV_SPLIT] = sum == 0.0f ? 0.0f : __fdiv_rn(acc[i], sum);
+    kv_turn_shared(q, a.d, p.v.type, true, true, t, KN_KV_SPLIT, meet);
+    for (int i = t; i < a.d; i += KN_KV_SPLIT) a.out[at + i] = q[i];
 }
 
+typedef void (*any_fn)(const struct any_args);
 static int launch_any(struct cuda_backend *be, const struct kn_attention *a, const struct attn &p)
 {
-    const attn_fn f = kv_of_types(
-        a->kv->type, [](auto k, auto v) -> attn_fn { return attn_any<decltype(k), decltype(v)>; });
+    const any_fn f =
+        kv_of_types(a->kv->type, [](auto k, auto v) -> any_fn { return attn_any<decltype(k), decltype(v)>; });
+    struct any_args all = {p, kv_side_of(a->kv, false), kv_side_of(a->kv, true)};
     return cuda_check(be, "attention",
-                      cuda_launch(be, f, dim3((unsigned)p.n_head, (unsigned)p.n), dim3(KN_KV_SPLIT), 0, p));
+                      cuda_launch(be, f, dim3((unsigned)p.n_head, (unsigned)p.n), dim3(KN_KV_SPLIT), 0, all));
 }
 
 /* ---- launching ---- */
@@ -183,7 +198,7 @@ int cuda_attention_open(struct cuda_backend *be)
         if (rc == 0 && be->cc >= 90 && !be->generic) rc = open_near(be, i / 2, type);
         if (rc) return rc;
     }
-    return 0;
+    return attn_codes_open(be);
 }
 
 size_t cuda_attention_scratch(int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window)
@@ -307,6 +322,15 @@ static int launch_turns(struct cuda_backend *be, struct attn *p, const struct at
     return rc;
 }
 
+static int no_room(struct cuda_backend *be, const struct kn_attention *a, const struct attn &p)
+{
+    return cuda_fail(
+        be, KN_EINVAL,
+        "attention: %d heads of %d over a ring of %d want more scratch than the %zu bytes reserved "
+        "(reserve_kv)",
+        a->n_head, p.d, kv_positions(p.where), be->scratch_rows_bytes);
+}
+
 static int launch_few(struct cuda_backend *be, const struct kn_attention *a, const struct kn_rope_store *s,
                       struct attn p, const struct attn_plan *plan)
 {
@@ -315,6 +339,8 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
         fold(&p, s, plan->tiles);
     else if (s && (rc = cuda_rope_store((struct kn_backend *)be, s)))
         return rc;
+    if (plan->turn < 1 && plan->form != ATTN_CLUSTERS && plan->form != ATTN_ANY) return no_room(be, a, p);
+    if (plan->form == ATTN_CODES) return attn_codes_launch(be, a, &p, plan);
     p.early = p.known = reads_early(be, a, !p.fold);
     if (plan->form == ATTN_COLUMNS) {
         unsigned char *queries = (unsigned char *)be->attn_places + ATTN_PLACES_BYTES;
@@ -330,11 +356,6 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
     p.gate = a->gate;
     if (plan->form == ATTN_CLUSTERS) return launch_clusters(be, a, &p, plan);
     if (plan->form == ATTN_ANY) return launch_any(be, a, p);
-    if (plan->turn < 1)
-        return cuda_fail(be, KN_EINVAL,
-                         "attention: %d heads of %d over a ring of %d want more scratch than the %zu bytes "
-                         "reserved (reserve_kv)",
-                         a->n_head, p.d, kv_positions(p.where), be->scratch_rows_bytes);
     return launch_turns(be, &p, plan);
 }
 
@@ -354,14 +375,15 @@ static int attend_group(struct cuda_backend *be, const struct kn_rope_store *s, 
     return rc ? rc : attn_group_launch(be, p);
 }
 
-static int launch_prefill(struct cuda_backend *be, const struct kn_rope_store *s, const struct attn &p,
-                          const struct attn_plan *plan)
+static int launch_prefill(struct cuda_backend *be, const struct kn_attention *a,
+                          const struct kn_rope_store *s, const struct attn &p, const struct attn_plan *plan)
 {
     size_t smem;
     int32_t tiles, chunks;
     const attn_fn f = attn_prefill_of(p.d, p.type, plan->warps, &smem, &tiles, &chunks);
     const int rc = s ? cuda_rope_store((struct kn_backend *)be, s) : 0;
     const dim3 grid((unsigned)plan->groups, (unsigned)p.n_kv, (unsigned)plan->blocks);
+    if (rc == 0 && !kv_halves(p.type)) return attn_prefill_codes_launch(be, a, &p, plan);
     return rc ? rc
               : cuda_check(be, "attention",
                            cuda_launch(be, f, grid, dim3((unsigned)(32 * plan->warps)), smem, p));
@@ -399,7 +421,7 @@ static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const 
     static_assert(CUDA_ATTN_ANY + ATTN_GROUP == CUDA_ATTN_GROUP, "forms.h has attn_form's order");
     cuda_count(be, (enum cuda_form)(CUDA_ATTN_ANY + plan.form));
     if (plan.form == ATTN_GROUP) return attend_group(be, s, &p);
-    return plan.form == ATTN_PREFILL ? launch_prefill(be, s, p, &plan) : launch_few(be, a, s, p, &plan);
+    return plan.form == ATTN_PREFILL ? launch_prefill(be, a, s, p, &plan) : launch_few(be, a, s, p, &plan);
 }
 
 int cuda_attention(struct kn_backend *kb, const struct kn_attention *a)

@@ -26,7 +26,7 @@
 #define DEV static __device__ __forceinline__
 #include "../core/cluster.cuh"
 #include "../experts/hand.cuh"
-#include "kv.cuh"
+#include "kv_codes.cuh"
 
 #define TILE ATTN_TILE
 #define FEW ATTN_FEW
@@ -294,6 +294,13 @@ template <int D, int WARPS, int N> struct query_rows {
                 x[k][i] = row < a.n ? *(const float2 *)(q + 64 * i + 2 * lane) : make_float2(0.0f, 0.0f);
         }
     }
+    /* Rotated as the keys of a quantised type are (kv_codes.cuh): numbers 64 i + 2 lane and the next. */
+    __device__ __forceinline__ void turn(uint32_t type)
+    {
+        const int lane = threadIdx.x % 32, n = kv_turn_size_of(type, D);
+#pragma unroll
+        for (int k = 0; k < N; k++) kv_turn_pairs<WIDE>(x[k], type, n, lane);
+    }
     /* As fragments to[tile][D / 16][PARTS][32]; unit[row]: what the scores are multiplied by. Each row is
      * scaled by a power of two to at most 1, so that halves neither overflow nor lose low parts. */
     template <bool BF16, int PARTS>
@@ -332,15 +339,16 @@ template <int D, int WARPS, int N> struct query_rows {
         }
     }
 };
-/* TILES tiles of queries. All warps; no barrier inside. */
-template <int D, bool BF16, int TILES, int WARPS, int PARTS>
-DEV void load_queries(const attn &a, uint4 *to, float *unit, int tile, int kv_head)
+/* TILES tiles of queries. All warps; no barrier inside. TURN: as the keys of a quantised type are. */
+template <int D, bool BF16, int TILES, int WARPS, int PARTS, bool TURN = false>
+DEV void load_queries(const attn &a, uint4 *to, float *unit, int tile, int kv_head, uint32_t type = 0)
 {
     constexpr int N = TILES * TILE / WARPS, M = D <= 128 && N % 8 == 0 ? 8 : N < 4 ? N : 4; /* at a time */
 #pragma unroll 1
     for (int k = 0; k < N; k += M) {
         struct query_rows<D, WARPS, M> rows;
         rows.read(a, tile, kv_head, k);
+        if (TURN) rows.turn(type);
         rows.template put<BF16, PARTS>(a, to, unit, k);
     }
 }

@@ -1,5 +1,7 @@
 /* attention_plan.c - see attention_plan.h. What is said to be measured is in docs/speed/attention.md. */
 #include "attention_plan.h"
+#include "codes.h"
+#include "../../kv_rows.h"
 
 #include <string.h>
 
@@ -7,27 +9,41 @@ struct cuda_attention_tuning cuda_attention_tuning;
 
 #define BUDGET (256u << 20) /* bytes of partial results of nodes beyond which tiles are launched in turns */
 #define PLACES_KEYS 2048    /* keys that attn_places is for */
-#define LEAF_BUDGET (32u << 20) /* of leaves beyond which nodes are taken */
-#define LEAF_NODES 32           /* nodes up to which partial results may be those of leaves */
-#define FOLD_ROWS 16            /* rows up to which forms with a merge, or clusters, do rope_store's work */
-#define ALONE_ROWS 128          /* rows up to which a block may attend alone, */
-#define ALONE_FOLD_ROWS 80      /* and up to which it does rope_store's work */
-#define WAITING_WARPS 8         /* of a block of the kernels whose blocks wait for each other */
+#define LEAF_BUDGET (32u << 20)  /* of leaves beyond which nodes are taken */
+#define CODES_BUDGET (64u << 20) /* of nodes of quantised caches beyond which tiles are launched in turns */
+#define LEAF_NODES 32            /* nodes up to which partial results may be those of leaves */
+#define FOLD_ROWS 16             /* rows up to which forms with a merge, or clusters, do rope_store's work */
+#define ALONE_ROWS 128           /* rows up to which a block may attend alone, */
+#define ALONE_FOLD_ROWS 80       /* and up to which it does rope_store's work */
+#define WAITING_WARPS 8          /* of a block of the kernels whose blocks wait for each other */
 #define SLOTS 2 /* of attn_step's ring with one tile or two: 3 and 5 were measured to be slower */
 
 /* ---- which form takes what ---- */
 
 const struct attn_takes attn_table[ATTN_FORMS] = {
     [ATTN_ANY] = {.name = "any", .wide_types = true},
-    [ATTN_STEP] = {.name = "step", .heads = {64, 128, 256, 512}},
-    [ATTN_STREAM] = {.name = "stream", .heads = {64, 128, 256}, .to = ATTN_STREAM_ROWS, .early = true},
-    [ATTN_CLUSTERS] = {.name = "clusters", .heads = {64, 128, 256, 512}, .early = true},
-    [ATTN_PLACES] = {.name = "places", .heads = {128, 256}, .to = ATTN_FEW, .early = true},
-    [ATTN_COLUMNS] = {.name = "columns", .heads = {512}, .to = FOLD_ROWS, .early = true},
-    [ATTN_ALONE] = {.name = "alone", .heads = {128, 256}, .to = ALONE_ROWS, .early = true},
-    [ATTN_PREFILL] = {.name = "prefill", .heads = {64, 128, 256, 512}, .from = ATTN_FEW + 1},
-    [ATTN_GROUP] = {.name = "group", .heads = {128}, .from = ATTN_FEW + 1, .early = true},
+    [ATTN_STEP] = {.name = "step", .heads = {64, 128, 256, 512}, .halves = true},
+    [ATTN_STREAM] =
+        {.name = "stream", .heads = {64, 128, 256}, .to = ATTN_STREAM_ROWS, .halves = true, .early = true},
+    [ATTN_CLUSTERS] = {.name = "clusters", .heads = {64, 128, 256, 512}, .halves = true, .early = true},
+    [ATTN_PLACES] = {.name = "places", .heads = {128, 256}, .to = ATTN_FEW, .halves = true, .early = true},
+    [ATTN_COLUMNS] = {.name = "columns", .heads = {512}, .to = FOLD_ROWS, .halves = true, .early = true},
+    [ATTN_ALONE] = {.name = "alone", .heads = {128, 256}, .to = ALONE_ROWS, .halves = true, .early = true},
+    [ATTN_PREFILL] = {.name = "prefill",
+                      .heads = {64, 128, 256, 512},
+                      .from = ATTN_FEW + 1,
+                      .halves = true,
+                      .codes = true},
+    [ATTN_GROUP] = {.name = "group", .heads = {128}, .from = ATTN_FEW + 1, .halves = true, .early = true},
+    [ATTN_CODES] = {.name = "codes", .heads = {64, 128, 256, 512}, .to = ATTN_FEW, .codes = true},
 };
+
+/* Quantised, F16 perhaps beside. */
+static bool coded(uint32_t k, uint32_t v)
+{
+    return (kn_kv_coded(k) || kn_kv_coded(v)) && (kn_kv_coded(k) || k == KN_F16) &&
+           (kn_kv_coded(v) || v == KN_F16);
+}
 
 bool attn_form_takes(enum attn_form form, const struct cuda_device *dev, int32_t d, int32_t n,
                      uint32_t k_type, uint32_t v_type)
@@ -35,9 +51,11 @@ bool attn_form_takes(enum attn_form form, const struct cuda_device *dev, int32_t
     const struct attn_takes *t = &attn_table[form];
     bool head = t->heads[0] == 0;
     for (int i = 0; i < ATTN_SIZES && t->heads[i]; i++) head |= t->heads[i] == d;
-    return head && n >= t->from && (!t->to || n <= t->to) && (!t->early || cuda_device_early(dev)) &&
-           (t->wide_types ? kn_kv_known(k_type) && kn_kv_known(v_type)
-                          : k_type == v_type && (k_type == KN_F16 || k_type == KN_BF16));
+    if (!head || n < t->from || (t->to && n > t->to) || (t->early && !cuda_device_early(dev))) return false;
+    if (t->wide_types) return kn_kv_known(k_type) && kn_kv_known(v_type);
+    if (coded(k_type, v_type))
+        return t->codes && d % kn_kv_block(k_type) == 0 && d % kn_kv_block(v_type) == 0;
+    return t->halves && k_type == v_type && (k_type == KN_F16 || k_type == KN_BF16);
 }
 
 /* ---- what blocks want ---- */
@@ -87,6 +105,24 @@ size_t attn_columns_block_bytes(int32_t d)
 size_t attn_alone_bytes(int32_t d)
 {
     return d == 128 ? 204544 : d == 256 ? 196608 : 0;
+}
+
+int32_t attn_codes_leaf_bytes(int32_t d, int32_t n, uint32_t type)
+{
+    const struct kv_layout *y = kv_layout_of(type);
+    if (!y) return 0;
+    const int32_t low = n * y->low / 8, high = n * y->high / 8, scale = n / y->group * 2;
+    return ATTN_CODES_LEAF(d) * (ATTN_CODES_PITCH(low) + ATTN_CODES_PITCH(high) + (scale < 4 ? 4 : scale));
+}
+
+size_t attn_codes_bytes(int32_t d, int32_t tiles, uint32_t k_type, uint32_t v_type)
+{
+    const int32_t groups = ATTN_CODES_GROUPS(d), c = d / groups,
+                  fixed = tiles * (d / 16 * 1024 + ATTN_TILE * 4),
+                  leaves = 4 * groups *
+                           (attn_codes_leaf_bytes(d, d, k_type) + attn_codes_leaf_bytes(d, c, v_type)),
+                  boxes = 2 * groups * tiles * (c / 8 + 1) * 512;
+    return (size_t)(fixed + (leaves > boxes ? leaves : boxes));
 }
 
 size_t attn_prefill_bytes(int32_t d, int32_t warps, int32_t *tiles, int32_t *chunks)
@@ -364,10 +400,47 @@ static bool plan_alone(const struct cuda_device *dev, const struct attn_call *c,
     return true;
 }
 
+/* Nodes that rows can see, of caches that hold so many positions at once. */
+static int32_t codes_nodes(int32_t held, int32_t n, int32_t window, bool causal, int32_t bound)
+{
+    int64_t keys = held, most;
+    if (window && (int64_t)window * (causal ? 1 : 2) + n < keys)
+        keys = (int64_t)window * (causal ? 1 : 2) + n;
+    const int64_t small = keys / 256 + 2, large = ATTN_CODES_NEAR / 256 + keys / 1024 + 2;
+    most = window || small < large ? small : large;
+    if (bound && ATTN_CODES_NODE(window, bound - 1) + 1 < most) most = ATTN_CODES_NODE(window, bound - 1) + 1;
+    return (int32_t)most;
+}
+/* Tiles of a block: two share what is made of codes. */
+static int32_t codes_tiles(int32_t n, int32_t n_rep, int32_t d)
+{
+    return d <= 128 && attn_tiles(n, n_rep) > 1 ? 2 : 1;
+}
+static size_t codes_group_bytes(int32_t d, int32_t n_kv, int32_t tiles, int32_t nodes)
+{
+    return record_bytes(d) * (size_t)n_kv * (size_t)tiles * (size_t)nodes;
+}
+static bool plan_codes(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
+{
+    const int32_t tiles = codes_tiles(c->n, c->n_head / c->n_kv, c->d);
+    if (!takes(ATTN_CODES, dev, c)) return false;
+    const size_t smem = attn_codes_bytes(c->d, tiles, c->k_type, c->v_type);
+    if (smem > (size_t)dev->smem_block) return false;
+    memset(p, 0, sizeof *p);
+    p->form = ATTN_CODES;
+    p->tiles = tiles, p->warps = 4 * ATTN_CODES_GROUPS(c->d), p->smem = smem;
+    p->groups = (call_tiles(c) + tiles - 1) / tiles;
+    p->slots = p->blocks = codes_nodes(c->held, c->n, c->window, c->causal, c->bound);
+    const size_t room = c->scratch_bytes / codes_group_bytes(c->d, c->n_kv, tiles, p->slots);
+    p->turn = room < (size_t)p->groups ? (int32_t)room : p->groups;
+    return true;
+}
+
 static void plan_few(const struct cuda_device *dev, const struct attn_device *attn, const struct attn_call *c,
                      struct attn_plan *p)
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
+    if (plan_codes(dev, c, p)) return;
     const bool places = plan_places(dev, attn, c, p);
     if (!places && !plan_step(dev, c, p)) {
         memset(p, 0, sizeof *p);
@@ -439,6 +512,14 @@ size_t attn_scratch(int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t w
 {
     const int32_t d = kv->head_dim;
     const struct cuda_device any = {0};
+    if (attn_form_takes(ATTN_CODES, &any, d, 1, kv->type.k, kv->type.v)) {
+        const int32_t rows = n < ATTN_FEW ? n : ATTN_FEW, n_rep = n_head / kv->n_head_kv,
+                      two = d <= 128 ? 2 : 1;
+        const size_t group = codes_group_bytes(d, kv->n_head_kv, two,
+                                               codes_nodes(kn_kv_positions(kv), rows, window, false, 0)),
+                     all = group * (size_t)((attn_tiles(rows, n_rep) + two - 1) / two);
+        return all < CODES_BUDGET ? all : group > CODES_BUDGET ? group : CODES_BUDGET;
+    }
     if (!attn_form_takes(ATTN_STEP, &any, d, 1, kv->type.k, kv->type.v)) return 0;
     const int32_t most = tiles_most(d),
                   tiles = (attn_tiles(n < ATTN_FEW ? n : ATTN_FEW, n_head / kv->n_head_kv) + most - 1) / most;

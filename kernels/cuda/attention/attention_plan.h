@@ -34,6 +34,7 @@ enum attn_form {
     ATTN_ALONE,    /* attention/alone.cuh: a block has a tile and all its keys, one launch */
     ATTN_PREFILL,  /* attention/prefill.cu */
     ATTN_GROUP,    /* attention/group.cu: products of four warps */
+    ATTN_CODES,    /* attention/codes.cuh: quantised caches, partial results in memory, and a merge */
     ATTN_FORMS
 };
 
@@ -42,7 +43,8 @@ struct attn_takes {
     const char *name;
     int32_t heads[ATTN_SIZES]; /* head sizes; 0: no more; heads[0] 0: all up to 512 */
     int32_t from, to;          /* rows; 0: any */
-    bool wide_types;           /* takes all types, K and V each its own; else F16 or BF16, both alike */
+    bool wide_types;           /* takes all types, K and V each its own; else F16 or BF16, both alike, */
+    bool halves, codes;        /* and these; also quantised ones, K and V each its own, F16 beside them */
     bool early;                /* only where cuda_device_early */
 };
 extern const struct attn_takes attn_table[ATTN_FORMS];
@@ -101,6 +103,9 @@ size_t attn_near_bytes(int32_t d, int32_t blocks, int32_t leaves);
 size_t attn_places_bytes(int32_t d);
 size_t attn_columns_block_bytes(int32_t d);
 size_t attn_alone_bytes(int32_t d);
+/* Of a leaf's codes of n columns of a head of d; of a block. */
+int32_t attn_codes_leaf_bytes(int32_t d, int32_t n, uint32_t type);
+size_t attn_codes_bytes(int32_t d, int32_t tiles, uint32_t k_type, uint32_t v_type);
 size_t attn_prefill_bytes(int32_t d, int32_t warps, int32_t *tiles, int32_t *chunks);
 #define ATTN_GROUP_BYTES 165952
 #define ATTN_COLUMN_PLACE 2176 /* of a leaf's weights for one of two readers */

@@ -9,7 +9,7 @@
  * type that they multiply (kv_form), a head's row is kv_bytes<D>. They bring rows in by the
  * means that suits them, each asking KV_ROW for the address: 16 bytes a thread (kv_stage), a row at once,
  * counted by a barrier (attention/leaves.cuh, columns.cuh), boxes of a tensor map (kv_map, chain/map.cu). The
- * form for any types reads numbers by kv_get, keys and values apart. */
+ * form for any types reads numbers by kv_get, keys and values apart. Quantised types: kv_codes.cuh. */
 #ifndef DFLASH_CUDA_ATTENTION_KV_CUH
 #define DFLASH_CUDA_ATTENTION_KV_CUH
 
@@ -109,13 +109,21 @@ static __device__ __forceinline__ void kv_put(void *cache, uint32_t type, int64_
         kv_put<__nv_bfloat16>(cache, i, x);
 }
 
+struct kv_coded {
+}; /* stands for the number of a quantised side: kv_codes.cuh */
 /* f(number of K, number of V), of types that are known: an instance a pair. */
 template <class F> static auto kv_of_types(struct kn_kv_types t, F f)
 {
     const auto with = [&](auto k) {
-        return t.v == KN_F32 ? f(k, 0.0f) : t.v == KN_F16 ? f(k, __half()) : f(k, __nv_bfloat16());
+        return t.v == KN_F32    ? f(k, 0.0f)
+               : t.v == KN_F16  ? f(k, __half())
+               : t.v == KN_BF16 ? f(k, __nv_bfloat16())
+                                : f(k, kv_coded());
     };
-    return t.k == KN_F32 ? with(0.0f) : t.k == KN_F16 ? with(__half()) : with(__nv_bfloat16());
+    return t.k == KN_F32    ? with(0.0f)
+           : t.k == KN_F16  ? with(__half())
+           : t.k == KN_BF16 ? with(__nv_bfloat16())
+                            : with(kv_coded());
 }
 
 #endif

@@ -8,6 +8,7 @@
  * all leaves (512: two blocks, each with all scores). The running top is whole, so it changes rarely, and the
  * output is brought to a new one by an exact power of two; a leaf that a row does not see changes nothing, so
  * a row's bits do not depend on its companions. */
+#include "codes_launch.cuh"
 #include "many.cuh"
 
 template <int D, int WARPS> struct many {
@@ -74,10 +75,32 @@ DEV void weigh_by(float acc[MT][N][4], const uint32_t p[MT][S][4], unsigned v, b
         }
 }
 
-template <int D, bool BF16, int WARPS>
-__global__ void __launch_bounds__(32 * WARPS, 1) attn_prefill(const attn a)
+/* Quantised caches: a block unpacks each leaf to halves in shared memory, once for all its rows. */
+struct prefill_codes {
+    struct kv_side k, v;
+};
+DEV const prefill_codes &only(const prefill_codes &x)
+{
+    return x;
+}
+
+/* KEYS keys from p0 on of one side, as kv_stage: f16 as they are, codes as halves. */
+template <int D, int COLS, int KEYS, int PITCH, int THREADS>
+DEV void stage_side(const attn &a, unsigned char *raw, unsigned to, const struct kv_side &s, int p0,
+                    int kv_head, int col, const struct span &v)
+{
+    if (kv_is_f16(s.type))
+        kv_stage<D, COLS, KEYS, PITCH, THREADS>(a, to, s.at, p0, kv_head, col, v);
+    else
+        kv_unpack_any<COLS, KEYS, PITCH, THREADS>(s, (uint16_t *)(raw + (to - shared_at(raw))),
+                                                  KV_SLOT(a.where, p0), kv_head, col, v.lo - p0, v.hi - p0);
+}
+
+template <int D, bool BF16, int WARPS, class... MORE>
+__global__ void __launch_bounds__(32 * WARPS, 1) attn_prefill(const attn a, MORE... more)
 {
     using M = many<D, WARPS>;
+    constexpr bool CODES = sizeof...(MORE) > 0;
     constexpr int LEAF = M::LEAF, THREADS = 32 * WARPS, CT = M::DC / 8, NT = LEAF / 8, MT = M::MT;
     extern __shared__ __align__(128) unsigned char raw[];
     uint4 *queries = (uint4 *)raw;
@@ -98,15 +121,26 @@ __global__ void __launch_bounds__(32 * WARPS, 1) attn_prefill(const attn a)
     auto fill = [&](int stage) {
         if (filled < to) {
             const unsigned at = ring + (unsigned)(stage * M::STAGE);
-            kv_stage<D, D, M::KEYS, M::KPITCH, THREADS>(a, at, a.k, filled * M::KEYS, kv_head, 0, seen);
-            kv_stage<D, M::DC, M::KEYS, M::VPITCH, THREADS>(a, at + M::VALUES, a.v, filled * M::KEYS, kv_head,
-                                                            col, seen);
+            if constexpr (CODES) {
+                stage_side<D, D, M::KEYS, M::KPITCH, THREADS>(a, raw, at, only(more...).k, filled * M::KEYS,
+                                                              kv_head, 0, seen);
+                stage_side<D, M::DC, M::KEYS, M::VPITCH, THREADS>(a, raw, at + M::VALUES, only(more...).v,
+                                                                  filled * M::KEYS, kv_head, col, seen);
+            } else {
+                kv_stage<D, D, M::KEYS, M::KPITCH, THREADS>(a, at, a.k, filled * M::KEYS, kv_head, 0, seen);
+                kv_stage<D, M::DC, M::KEYS, M::VPITCH, THREADS>(a, at + M::VALUES, a.v, filled * M::KEYS,
+                                                                kv_head, col, seen);
+            }
         }
         copy_commit();
         filled++;
     };
     fill(0);
-    load_queries<D, BF16, M::TILES, WARPS, 1>(a, queries, units, tile, kv_head);
+    if constexpr (CODES)
+        load_queries<D, BF16, M::TILES, WARPS, 1, true>(a, queries, units, tile, kv_head,
+                                                        only(more...).k.type);
+    else
+        load_queries<D, BF16, M::TILES, WARPS, 1>(a, queries, units, tile, kv_head);
 
     struct span full[MT], v0[MT], v1[MT];
 #pragma unroll
@@ -206,6 +240,59 @@ static attn_fn kernel_of(uint32_t type, size_t *smem, int32_t *tiles, int32_t *c
     *tiles = many<D, WARPS>::TILES;
     *chunks = many<D, WARPS>::CHUNKS;
     return kv_bf16(type) ? attn_prefill<D, true, WARPS> : attn_prefill<D, false, WARPS>;
+}
+
+/* ---- quantised caches ---- */
+
+/* Results of heads of D, a warp each, out of the values' rotated space. */
+template <int D> __global__ void __launch_bounds__(128) turn_back(float *out, int64_t n, uint32_t type)
+{
+    constexpr int W = D / 32;
+    const int64_t at = (int64_t)blockIdx.x * 4 + threadIdx.x / 32;
+    float x[W];
+    cuda_grid_start();
+    if (at >= n) return;
+    float *y = out + at * D + threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < W; j++) x[j] = y[32 * j];
+    kv_turn_head<W>(x, type, true, true);
+#pragma unroll
+    for (int j = 0; j < W; j++) y[32 * j] = x[j];
+}
+
+template <int D, int WARPS>
+static int codes_launch(struct cuda_backend *be, const struct attn &a, const struct prefill_codes &more,
+                        const struct attn_plan *plan)
+{
+    void (*f)(const attn, prefill_codes) = attn_prefill<D, false, WARPS, prefill_codes>;
+    const int64_t heads = (int64_t)a.n * a.n_head;
+    const dim3 grid((unsigned)plan->groups, (unsigned)a.n_kv, (unsigned)plan->blocks);
+    int rc = cuda_check(be, "attention",
+                        cudaFuncSetAttribute((const void *)f, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             (int)many<D, WARPS>::BYTES));
+    if (rc == 0)
+        rc = cuda_check(be, "attention",
+                        cuda_launch(be, f, grid, dim3(32 * WARPS), (size_t)many<D, WARPS>::BYTES, a, more));
+    if (rc == 0 && kn_kv_coded(more.v.type))
+        rc = cuda_check(be, "attention",
+                        cuda_launch(be, turn_back<D>, dim3((unsigned)((heads + 3) / 4)), dim3(128), 0, a.out,
+                                    heads, more.v.type));
+    return rc;
+}
+
+int attn_prefill_codes_launch(struct cuda_backend *be, const struct kn_attention *a, const struct attn *base,
+                              const struct attn_plan *plan)
+{
+    const struct prefill_codes more = {kv_side_of(a->kv, false), kv_side_of(a->kv, true)};
+    switch (2 * base->d + (plan->warps == 8)) {
+    case 2 * 64 + 1: return codes_launch<64, 8>(be, *base, more, plan);
+    case 2 * 64: return codes_launch<64, 4>(be, *base, more, plan);
+    case 2 * 128 + 1: return codes_launch<128, 8>(be, *base, more, plan);
+    case 2 * 128: return codes_launch<128, 4>(be, *base, more, plan);
+    case 2 * 256 + 1: return codes_launch<256, 8>(be, *base, more, plan);
+    case 2 * 256: return codes_launch<256, 4>(be, *base, more, plan);
+    default: return codes_launch<512, 4>(be, *base, more, plan);
+    }
 }
 
 attn_fn attn_prefill_of(int32_t d, uint32_t type, int32_t warps, size_t *smem, int32_t *tiles,

@@ -7,7 +7,7 @@
  * than its work). */
 #include "../core/math.cuh"
 #include "../core/ops.cuh"
-#include "kv.cuh"
+#include "kv_codes.cuh"
 
 #define MAX_HEAD 512
 #define WARPS 4
@@ -30,11 +30,23 @@ struct store {
     const int32_t *pos;
     int32_t n_head, n_head_kv, d, n_rot;
     kv_where where;
-    struct kn_kv_types type;
+    struct kv_side k_dst, v_dst;
     bool interleaved, v_norm;
     float eps;
-    void *k_dst, *v_dst;
 };
+
+/* A head, y[d] of a warp in shared memory, to its place in the cache; y of a quantised side is rotated. */
+static __device__ void put_head(const struct store &a, bool values, int64_t slot, int head, float *y,
+                                int lane)
+{
+    const struct kv_side &s = values ? a.v_dst : a.k_dst;
+    if (s.head[2]) {
+        kv_put_head(s, slot, head, y, a.d, values);
+        return;
+    }
+    const int64_t to = (slot * a.n_head_kv + head) * a.d;
+    for (int i = lane; i < a.d; i += 32) kv_put((void *)s.at, s.type, to + i, y[i]);
+}
 
 /* Layers of one launch. One alone, as in every block of a model, carries no others' arguments. */
 #define LAYERS 8
@@ -63,8 +75,8 @@ static __device__ void turn(const struct store &a, float *x, const float *norm, 
     for (int i = lane; i < a.d; i += 32) x[i] = y[i];
 }
 
-/* A head's values into the cache at to, RMS normed without a weight where asked. */
-static __device__ void keep(const struct store &a, const float *v, int64_t to, int lane)
+/* A head's values into the cache, RMS normed without a weight where asked; y is the warp's copy of them. */
+static __device__ void keep(const struct store &a, const float *v, int64_t slot, int head, float *y, int lane)
 {
     float sum = 0.0f, r = 1.0f;
     if (a.v_norm) {
@@ -72,8 +84,9 @@ static __device__ void keep(const struct store &a, const float *v, int64_t to, i
         for (int i = 16; i; i >>= 1) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, i));
         r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, (float)a.d), a.eps)));
     }
-    for (int i = lane; i < a.d; i += 32)
-        kv_put(a.v_dst, a.type.v, to + i, a.v_norm ? __fmul_rn(v[i], r) : v[i]);
+    for (int i = lane; i < a.d; i += 32) y[i] = a.v_norm ? __fmul_rn(v[i], r) : v[i];
+    put_head(a, true, slot, head, y, lane);
+    __syncwarp();
 }
 
 /* Where v is k the key's warp stores the values first: no other may read what it rotates. */
@@ -100,12 +113,11 @@ static __global__ void __launch_bounds__(32 * WARPS)
     const bool key = head < a.n_head_kv;
     if (!key) head -= a.n_head_kv;
     const int pos = a.pos[row];
-    const int64_t from = (row * a.n_head_kv + head) * a.d,
-                  to = ((int64_t)KV_SLOT(a.where, pos) * a.n_head_kv + head) * a.d;
-    if (!key || shared) keep(a, a.v + from, to, lane);
+    const int64_t from = (row * a.n_head_kv + head) * a.d, slot = KV_SLOT(a.where, pos);
+    if (!key || shared) keep(a, a.v + from, slot, head, copy[w], lane);
     if (!key) return;
     turn(a, a.k + from, a.k_norm, table, copy[w], lane);
-    for (int i = lane; i < a.d; i += 32) kv_put(a.k_dst, a.type.k, to + i, copy[w][i]);
+    put_head(a, false, slot, head, copy[w], lane);
 }
 
 int cuda_check_store(struct cuda_backend *be, const struct kn_rope_store *a, int32_t n)
@@ -137,10 +149,23 @@ template <int N> static int store_layers(struct cuda_backend *be, const struct k
         const int rc = cuda_check_store(be, a, n);
         if (rc) return rc;
         const struct kn_kv *kv = a->kv;
-        all.layer[layers] = {
-            a->q,     a->k,           a->v,          a->q_norm,    a->k_norm, a->table,
-            a->pos,   a->n_head,      kv->n_head_kv, kv->head_dim, a->n_rot,  kv_where_of(kv),
-            kv->type, a->interleaved, a->v_norm,     a->eps,       kv->k,     kv->v};
+        all.layer[layers] = {a->q,
+                             a->k,
+                             a->v,
+                             a->q_norm,
+                             a->k_norm,
+                             a->table,
+                             a->pos,
+                             a->n_head,
+                             kv->n_head_kv,
+                             kv->head_dim,
+                             a->n_rot,
+                             kv_where_of(kv),
+                             kv_side_of(kv, false),
+                             kv_side_of(kv, true),
+                             a->interleaved,
+                             a->v_norm,
+                             a->eps};
         const int heads = (a->q ? a->n_head : 0) + (a->v == a->k ? 1 : 2) * kv->n_head_kv;
         if (heads > most) most = heads;
     }
@@ -148,7 +173,7 @@ template <int N> static int store_layers(struct cuda_backend *be, const struct k
     const int rc =
         cuda_check(be, "rope_store", cuda_launch(be, rope_store_heads<N>, grid, dim3(32 * WARPS), 0, all));
     be->settled = be->launches;
-    for (int i = 0; i < layers; i++) cuda_ring_written(be, all.layer[i].k_dst);
+    for (int i = 0; i < layers; i++) cuda_ring_written(be, all.layer[i].k_dst.at);
     if (N == 1) { /* attention over this layer may follow */
         be->store_launch = be->launches;
         be->store_k = first->kv->k;

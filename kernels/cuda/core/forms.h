@@ -24,6 +24,7 @@
     F(ATTN_ALONE, "attention alone")                                                                         \
     F(ATTN_PREFILL, "attention prefill")                                                                     \
     F(ATTN_GROUP, "attention group")                                                                         \
+    F(ATTN_CODES, "attention codes")                                                                         \
     F(ATTN_MERGE, "attention merge")                                                                         \
     F(CHAIN_FEW, "chain few")                                                                                \
     F(CHAIN_PAIRS, "chain pairs")                                                                            \

@@ -34,7 +34,7 @@ int cuda_mm_open(struct cuda_backend *be)
                                    l < 16 && l / 4 % 2, l < 16 && l >= 8));
     for (int l = 0; l < 4 * MM_ACT_F32; l++) give_room(mm_kernel_few((enum mm_act)(l / 4), l % 2, l / 2 % 2));
     give_room(mm_kernel_few_late());
-    for (int l = 0; l < 4 * 13; l++) give_room(mm_kernel_wide(8 * (l % 13), l / 13 + 1));
+    for (int l = 0; l < 4 * 17; l++) give_room(mm_kernel_wide(8 * (l % 17), l / 17 + 1));
     if (err) return cuda_check(be, "matrix product kernels", err);
     if (mm_owed_open(be)) return KN_EMEM;
     be->mm_partial_bytes = MM_PARTIAL_BYTES;

@@ -10,7 +10,7 @@ struct mm_tuning mm_tuning = {.stages = 4,
                               .slices = 4,
                               .rounds = 8,
                               .slices_float = 8,
-                              .wide_most = MM_WIDE_MOST,
+                              .wide_most = 96,
                               .long_row = 14336};
 
 /* Columns and bytes of a unit are those of 16 rows of blocks; the same constants are in mm_int.cuh and
@@ -419,7 +419,7 @@ void mm_plan_wide(const struct cuda_device *dev, const struct mm_group *g, int32
 {
     static const struct {
         int rows, least, most; /* tiles of a block */
-    } built[] = {{24, 2, 4}, {32, 2, 4}, {48, 2, 3}, {64, 2, 3}, {80, 2, 2}, {96, 2, 2}};
+    } built[] = {{24, 2, 4}, {32, 2, 4}, {48, 2, 3}, {64, 2, 3}, {80, 2, 2}, {96, 2, 2}, {128, 2, 2}};
     const int rows = mm_wide_rows(n), grid = dev->sm_count;
     int64_t best = INT64_MAX;
     memset(c, 0, sizeof *c);

@@ -18,7 +18,7 @@ extern "C" {
 #define MM_WIDTH_MAX KN_MATRICES
 #define MM_RECORD 128      /* floats of a partial sum of 16 rows x 8 tokens */
 #define MM_PREP_ROWS 64    /* rows prepared at a time, */
-#define MM_WIDE_MOST 96    /* or so many, of mm_wide.cuh */
+#define MM_WIDE_MOST 128   /* or so many, of mm_wide.cuh */
 #define MM_ROW_BLOCKS 1024 /* 256-column blocks of a row, at most */
 
 /* What a weight type wants activations to be; matrices that want the same share a launch.
@@ -234,7 +234,7 @@ bool mm_few_format(const struct cuda_device *dev, enum mm_act act, int32_t n, in
 bool mm_wide_format(const struct cuda_device *dev, enum mm_act act, int32_t n);
 static inline int32_t mm_wide_rows(int32_t n)
 {
-    return n <= 24 ? 24 : n <= 32 ? 32 : n <= 48 ? 48 : n <= 64 ? 64 : n <= 80 ? 80 : 96;
+    return n <= 24 ? 24 : n <= 32 ? 32 : n <= 48 ? 48 : n <= 64 ? 64 : n <= 80 ? 80 : n <= 96 ? 96 : 128;
 }
 /* Bytes of a slice of all rows, there. */
 static inline int32_t mm_wide_slice(int32_t n, int32_t slice_units)

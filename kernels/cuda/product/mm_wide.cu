@@ -13,11 +13,12 @@ template <int NT> static mm_kernel_fn wide_pick(int groups)
 
 mm_kernel_fn mm_kernel_wide(int rows, int groups)
 {
-    return rows == 24   ? wide_pick<3>(groups)
-           : rows == 32 ? wide_pick<4>(groups)
-           : rows == 48 ? wide_pick<6>(groups)
-           : rows == 64 ? wide_pick<8>(groups)
-           : rows == 80 ? wide_pick<10>(groups)
-           : rows == 96 ? wide_pick<12>(groups)
-                        : nullptr;
+    return rows == 24    ? wide_pick<3>(groups)
+           : rows == 32  ? wide_pick<4>(groups)
+           : rows == 48  ? wide_pick<6>(groups)
+           : rows == 64  ? wide_pick<8>(groups)
+           : rows == 80  ? wide_pick<10>(groups)
+           : rows == 96  ? wide_pick<12>(groups)
+           : rows == 128 ? wide_pick<16>(groups)
+                         : nullptr;
 }

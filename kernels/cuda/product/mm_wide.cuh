@@ -1,4 +1,4 @@
-/* mm_wide.cuh - the product kernel of 17 to 64 rows of K types (compute capability 9.0): one pass over the
+/* mm_wide.cuh - the product kernel of 17 to 128 rows of K types (compute capability 9.0): one pass over the
  * weights, with the bits of mm_kernel.cuh and mm_few.cuh.
  *
  * A *tile* is 64 rows of a weight (gated: 32 of the gate, the same 32 of the up), four panels, and belongs to
@@ -23,6 +23,7 @@
 #include "mm_wide_codes.cuh"
 #include "mm_wide_mma.cuh"
 
+#define WIDE_BOTH 12   /* columns of eight up to which both sums have registers */
 #define WIDE_STAGES 8  /* at most */
 #define WIDE_FLAGS 128 /* of shared memory: behind the barriers, flags; sums and stages follow */
 
@@ -34,33 +35,52 @@ DEV void wide_unit(float fin[NT][4], const uint8_t *st, const uint8_t *rows, int
 {
     constexpr uint32_t n = 8 * NT;
     using mma = wide_mma<NT>;
+    /* 128 rows: no registers for both sums. The high ones first, which the low ones then go on with. */
+    constexpr bool in_turn = NT > WIDE_BOTH;
     wide_codes<TYPE> unit;
-    int low[NT][4] = {}, high[NT][4] = {};
+    int low[NT][4] = {}, high[in_turn ? 1 : NT][4] = {};
     float m[NT][4] = {};
     unit.open(st, lane);
     const uint32_t b = __shfl_sync(0xffffffff, wide_matrix(shared_at(rows), n), 0);
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
+    for (int j = unit.is_low || !in_turn ? 8 : 0; j < 16; j++) {
+        const int step = j % 8;
         uint32_t a_low[4], a_high[4];
-        unit.step(j, a_low, a_high);
+        unit.step(step, a_low, a_high);
         wide_begin();
-        mma::low(low, a_low, b + 2 * n * j, j);
-        if (unit.in_threes)
-            mma::low(high, a_high, b + 2 * n * j, j);
-        else if (!unit.is_low)
-            mma::high(high, a_high, b + 2 * n * j, j);
+        if (j >= 8) {
+            mma::low(low, a_low, b + 2 * n * step, in_turn && !unit.is_low ? 1 : step);
+            if (!in_turn && unit.in_threes)
+                mma::low(high, a_high, b + 2 * n * step, step);
+            else if (!in_turn && !unit.is_low)
+                mma::high(high, a_high, b + 2 * n * step, step);
+        } else if (unit.in_threes) {
+            mma::low(low, a_high, b + 2 * n * step, step);
+        } else {
+            mma::high(low, a_high, b + 2 * n * step, step);
+        }
         wide_commit();
-        if (j < 7) wide_wait<1>(); /* the registers of the products before */
+        if (step < 7) wide_wait<1>(); /* the registers of the products before */
+        if (j == 7) {
+            wide_wait<0>();
+            mma::settle(low);
+#pragma unroll
+            for (int t = 0; t < NT; t++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    low[t][i] = (int)((uint32_t)low[t][i] << (unit.in_threes ? 3 : 8));
+        }
     }
     wide_wait<0>();
     mma::settle(low);
-    if (!unit.is_low) {
+    if (!in_turn && !unit.is_low) {
         mma::settle(high);
 #pragma unroll
         for (int t = 0; t < NT; t++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                low[t][i] = (int)(((uint32_t)high[t][i] << (unit.in_threes ? 3 : 8)) + (uint32_t)low[t][i]);
+                low[t][i] = (int)(((uint32_t)high[t % (in_turn ? 1 : NT)][i] << (unit.in_threes ? 3 : 8)) +
+                                  (uint32_t)low[t][i]);
     }
     if (unit.has_mins) {
         wide_begin();

@@ -73,17 +73,21 @@ template <int NT> struct wide_mma;
 #define WIDE_8(how) WIDE_6(how), WIDE_FOUR(how, 6), WIDE_FOUR(how, 7)
 #define WIDE_10(how) WIDE_8(how), WIDE_FOUR(how, 8), WIDE_FOUR(how, 9)
 #define WIDE_12(how) WIDE_10(how), WIDE_FOUR(how, 10), WIDE_FOUR(how, 11)
+#define WIDE_16(how)                                                                                         \
+    WIDE_12(how), WIDE_FOUR(how, 12), WIDE_FOUR(how, 13), WIDE_FOUR(how, 14), WIDE_FOUR(how, 15)
 #define WIDE_R12 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11"
 #define WIDE_R16 WIDE_R12 ", %12, %13, %14, %15"
 #define WIDE_R24 WIDE_R16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define WIDE_R32 WIDE_R24 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define WIDE_R40 WIDE_R32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define WIDE_R48 WIDE_R40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define WIDE_R64 WIDE_R48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 WIDE_MMA(3, "24", WIDE_R12, "%12, %13, %14, %15", "16, %17", "18", WIDE_3)
 WIDE_MMA(4, "32", WIDE_R16, "%16, %17, %18, %19", "20, %21", "22", WIDE_4)
 WIDE_MMA(6, "48", WIDE_R24, "%24, %25, %26, %27", "28, %29", "30", WIDE_6)
 WIDE_MMA(8, "64", WIDE_R32, "%32, %33, %34, %35", "36, %37", "38", WIDE_8)
 WIDE_MMA(10, "80", WIDE_R40, "%40, %41, %42, %43", "44, %45", "46", WIDE_10)
 WIDE_MMA(12, "96", WIDE_R48, "%48, %49, %50, %51", "52, %53", "54", WIDE_12)
+WIDE_MMA(16, "128", WIDE_R64, "%64, %65, %66, %67", "68, %69", "70", WIDE_16)
 
 #endif

@@ -71,7 +71,7 @@ static void wide_compare(enum wide_what what, const kn_weight *const w[3], int n
 void check_wide(bool quick)
 {
     static const uint32_t types[] = {KN_Q4_K, KN_Q6_K, KN_Q5_K, KN_IQ4_XS, KN_Q3_K, KN_Q2_K};
-    static const int rows[] = {64, 17, 24, 25, 32, 33, 48, 49, 65, 80, 81, 96};
+    static const int rows[] = {64, 17, 24, 25, 32, 33, 48, 49, 65, 80, 81, 96, 97, 128};
     static const struct {
         int groups, share;
         const char *note;
@@ -80,7 +80,9 @@ void check_wide(bool quick)
                {3, 2, " groups 3, shared"},
                {4, 2, " groups 4, shared"},
                {2, 1, " groups 2, whole"}};
+    const int most = mm_tuning.wide_most;
     int before = failures, done = 0;
+    mm_tuning.wide_most = MM_WIDE_MOST;
     wide_open();
     for (uint32_t type : types) {
         static const int64_t shapes[][2] = {{1040, 1024}, {4096, 4096}, {528, 12288}, {2064, 5376}};
@@ -104,6 +106,7 @@ void check_wide(bool quick)
         if (failures > before + 40) break;
     }
     mm_tuning.wide_groups = mm_tuning.wide_share = 0;
+    mm_tuning.wide_most = most;
 }
 
 static double wide_us(const std::function<void()> &f, int reps)
@@ -160,7 +163,8 @@ void bench_wide(const char *only)
     } how[] = {{"mm_kernel", 1, 0, 0, 0, 0}, {"as planned", 0, 0, 0, 0, 0},  {"groups 2", 0, 2, 0, 0, 0},
                {"groups 3", 0, 3, 0, 0, 0},  {"groups 4", 0, 4, 0, 0, 0},    {"whole tiles", 0, 0, 0, 1, 0},
                {"shared", 0, 0, 0, 2, 0},    {"shared, met", 0, 0, 0, 2, 1}, {"3 stages", 0, 0, 3, 0, 0}};
-    static const int bench_rows[] = {16, 17, 24, 32, 48, 64, 80, 96};
+    static const int bench_rows[] = {16, 17, 24, 32, 48, 64, 80, 96, 128};
+    mm_tuning.wide_most = MM_WIDE_MOST;
     wide_open();
     printf("microseconds (and TB/s of weights); rows");
     for (int n : bench_rows) printf(" %14d", n);

@@ -546,7 +546,7 @@ int main(int argc, char **argv)
 {
     char msg[256];
     bool generic = false, benching = false, ops = false, pair = false, cycles = false, plans = false,
-         attend = false;
+         attend = false, only_kv = false;
     for (; argc > 1 && argv[1][0] == '-'; argc--, argv++) {
         generic |= !strcmp(argv[1], "--generic");
         benching |= !strcmp(argv[1], "--bench");
@@ -555,15 +555,16 @@ int main(int argc, char **argv)
         cycles |= !strcmp(argv[1], "--cycles");
         plans |= !strcmp(argv[1], "--plans");
         attend |= !strcmp(argv[1], "--attend");
+        only_kv |= !strcmp(argv[1], "--kv");
         pair |= cycles || plans || !strcmp(argv[1], "--pair");
     }
-    ops |= small || attend;
+    ops |= small || attend || only_kv;
     small |= attend;
     struct kn_open c = {.device = "cpu"}, g = {.device = "cuda", .generic = generic};
     if (!benching && argc != (ops ? 1 : 3)) {
         fprintf(stderr, "usage: test_gpu [--generic] [--pair|--cycles|--plans] PAIR_DIR PROMPT.txt | "
                         "test_gpu [--generic] "
-                        "--ops | --attend | --bench | "
+                        "--ops | --attend | --kv | --bench | "
                         "--small\n");
         return 2;
     }
@@ -575,7 +576,9 @@ int main(int argc, char **argv)
         bench();
         bench_draft();
     } else {
-        if (attend) {
+        if (only_kv) {
+            check_kv();
+        } else if (attend) {
             check_attend();
             check_attention();
         } else if (!pair) {
@@ -588,6 +591,7 @@ int main(int argc, char **argv)
             check_attention();
             check_attention_extremes();
             check_attend();
+            check_kv();
             if (!small) check_attention_forms();
             check_pick();
             check_conv();

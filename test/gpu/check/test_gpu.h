@@ -14,6 +14,8 @@ void check_attention(void);
 void check_attention_forms(void);
 void check_attention_extremes(void);
 void check_attend(void);
+/* test_gpu_kv.c: quantised caches. */
+void check_kv(void);
 
 /* test_gpu_cell.c: cell, spread, and a chain of picks. */
 void check_cells(void);

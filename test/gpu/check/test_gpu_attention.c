@@ -269,13 +269,14 @@ static bool att_form_ran(const struct att_case *c, const struct forms *before)
 /* All forms of attention there are have run by now. */
 void check_attention_forms(void)
 {
-    static const enum cuda_form forms[] = {
-        CUDA_ATTN_ANY,      CUDA_ATTN_STEP,   CUDA_ATTN_PREFILL, CUDA_ATTN_MERGE, CUDA_ATTN_STREAM,
-        CUDA_ATTN_CLUSTERS, CUDA_ATTN_PLACES, CUDA_ATTN_COLUMNS, CUDA_ATTN_ALONE, CUDA_ATTN_GROUP};
+    static const enum cuda_form forms[] = {CUDA_ATTN_ANY,      CUDA_ATTN_STEP,   CUDA_ATTN_PREFILL,
+                                           CUDA_ATTN_MERGE,    CUDA_ATTN_CODES,  CUDA_ATTN_STREAM,
+                                           CUDA_ATTN_CLUSTERS, CUDA_ATTN_PLACES, CUDA_ATTN_COLUMNS,
+                                           CUDA_ATTN_ALONE,    CUDA_ATTN_GROUP};
     char text[400];
     const bool ok =
         forms_are(gpu, CUDA_ATTN_ANY, CUDA_ATTN_MERGE, forms,
-                  cuda_is_early(gpu) ? (int)(sizeof forms / sizeof *forms) : 4, text, sizeof text);
+                  cuda_is_early(gpu) ? (int)(sizeof forms / sizeof *forms) : 5, text, sizeof text);
     verdict(ok, "forms: %s", text);
 }
 

@@ -112,6 +112,10 @@ static const struct {
     {"q2_k", "q4_k_m", 4.05e-2, 3e-2, 0.4},
     {"bf16", "dflash2-bf16", 3e-4, PROMPT_FLOAT, 0.02},
     {"q4_k_m", "dflash2-q4_k_m", 3e-2, 3e-2, 0.4},
+    {"bf16", "dspark-bf16", 3e-4, PROMPT_FLOAT, 0.02},
+    {"q4_k_m", "dspark-q4_k_m", 3e-2, 3e-2, 0.4},
+    {"bf16", "domino-bf16", 3e-4, PROMPT_FLOAT, 0.02},
+    {"q4_k_m", "domino-q4_k_m", 3e-2, 3e-2, 0.4},
 };
 
 void check_pair(const char *dir, const char *prompt)
@@ -227,23 +231,27 @@ static void run_cycles(struct model *t, struct model *d, int32_t n, int32_t widt
  * wrong context would still give the target's tokens, so proposals are compared. */
 void check_cycles(const char *dir, const char *prompt, bool generic)
 {
-    static const char *const types[] = {"bf16", "q8_0", "q4_k_m", "bf16", "q4_k_m"}, *const drafters[] = {
-                                                                                         "bf16", "q8_0",
-                                                                                         "q4_k_m",
-                                                                                         "dflash2-bf16",
-                                                                                         "dflash2-q4_k_m"};
+    static const char *const pair[][2] = {{"bf16", "bf16"},
+                                          {"q8_0", "q8_0"},
+                                          {"q4_k_m", "q4_k_m"},
+                                          {"bf16", "dflash2-bf16"},
+                                          {"bf16", "dspark-bf16"},
+                                          {"q4_k_m", "dflash2-q4_k_m"},
+                                          {"q4_k_m", "dspark-q4_k_m"},
+                                          {"bf16", "domino-bf16"},
+                                          {"q4_k_m", "domino-q4_k_m"}};
     static const int32_t widths[] = {8, 3, 2, 1}, lens[] = {40, 300};
     char msg[256];
     struct kn_backend *direct;
     const struct kn_open o = {.device = "cuda", .generic = generic, .direct = true};
     read_prompt(dir, prompt);
     if (kn_backend_open(&direct, &o, msg, sizeof msg)) die("direct", msg);
-    for (int k = 0; k < 5; k++) {
+    for (size_t k = 0; k < sizeof pair / sizeof *pair; k++) {
         struct err e = {0};
         struct model *t[2], *d[2];
         char path[2][512];
-        snprintf(path[0], sizeof path[0], "%s/target-%s.gguf", dir, types[k]);
-        snprintf(path[1], sizeof path[1], "%s/drafter-%s.gguf", dir, drafters[k]);
+        snprintf(path[0], sizeof path[0], "%s/target-%s.gguf", dir, pair[k][0]);
+        snprintf(path[1], sizeof path[1], "%s/drafter-%s.gguf", dir, pair[k][1]);
         for (int b = 0; b < 2; b++)
             if (model_load(&t[b], path[0], b ? direct : gpu, NULL, NULL, NULL, &e) ||
                 model_load(&d[b], path[1], b ? direct : gpu, NULL, NULL, NULL, &e))
@@ -255,7 +263,7 @@ void check_cycles(const char *dir, const char *prompt, bool generic)
             for (int j = 0; j < CYCLES; j++)
                 wrong += memcmp(&c[0][j], &c[1][j], sizeof c[0][j]) != 0, kept += c[0][j].kept;
             verdict(!wrong, "cycles of %s + %s, %d rows after %d: %d of %d other than one by one, %d tokens",
-                    types[k], drafters[k], widths[i % 4], lens[i / 4], wrong, CYCLES, kept);
+                    pair[k][0], pair[k][1], widths[i % 4], lens[i / 4], wrong, CYCLES, kept);
         }
         for (int b = 0; b < 2; b++) model_free(d[b]), model_free(t[b]);
     }
@@ -423,6 +431,8 @@ void check_plans(const char *dir, const char *prompt)
     for (int k = 0; k < 3; k++) check_plans_of(dir, types[k], types[k], lens, 3);
     check_plans_of(dir, "bf16", "dflash2-bf16", lens, 3);
     check_plans_of(dir, "q4_k_m", "dflash2-q4_k_m", lens, 3);
+    check_plans_of(dir, "q4_k_m", "dspark-q4_k_m", lens, 3);
+    check_plans_of(dir, "q4_k_m", "domino-q4_k_m", lens, 3);
 }
 
 /* ---- the pieces of a chat ---- */

@@ -1,4 +1,5 @@
-/* test_dflash2.c - DFlash2 drafters: converted with all of their pieces, described, and not run. */
+/* test_dflash2.c - DFlash2 drafters: converted with all of their pieces, described, in the spellings that
+ * there are; torn and malformed files. */
 #include "../make/convert_fixture.h"
 
 #include "../../../common/describe/desc.h"
@@ -260,6 +261,221 @@ static void test_dialects(void **state)
                 "up.gguf: dialect lucebox has no place for the parts of a DFlash2 drafter (dflash.con...");
 }
 
+/* ---- files that were changed ---- */
+
+/* A GGUF like that at from, of which something is other. */
+struct change {
+    const char *drop;   /* a tensor or a key */
+    const char *key;    /* that has another value, */
+    int32_t value;      /* this one */
+    const char *tensor; /* that has another shape: */
+    int64_t ne[3];      /* this one, and zeros */
+    const char *more;   /* one tensor more, of [8] zeros */
+    const char *put;    /* one key more */
+    bool lucebox;       /* as lucebox spells it all */
+};
+
+static const char *respelled(const char *name, bool tensor, char *buf, size_t n)
+{
+    static const char *const names[][2] = {
+        {"fc.weight", "dflash.fc.weight"},
+        {"enc.output_norm.weight", "dflash.hidden_norm.weight"},
+        {"selector_hidden.weight", "selector.hidden_proj.weight"},
+        {"selector_predecessor.weight", "selector.pred_codebook"},
+        {"selector_successor.weight", "selector.succ_codebook"},
+        {"dflash.block_size", "qwen35-dflash-draft.dflash.block_size"},
+        {"dflash.conv_kernel_size", "qwen35-dflash-draft.dflash.conv_kernel_size"},
+        {"dflash.conv_group_size", "qwen35-dflash-draft.dflash.conv_group_size"},
+        {"dflash.selector_rank", "qwen35-dflash-draft.dflash.selector_rank"},
+        {"dflash.selector_top_k", "qwen35-dflash-draft.dflash.selector_top_k"},
+        {"tokenizer.ggml.mask_token_id", "qwen35-dflash-draft.dflash.mask_token_id"},
+    };
+    int layer;
+    char rest[64];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(name, names[i][0])) return names[i][1];
+    if (tensor && sscanf(name, "blk.%d.%63s", &layer, rest) == 2 && strstr(rest, "_conv_")) {
+        snprintf(buf, n, "blk.%d.%s", layer, rest);
+        *strstr(strstr(buf, "_conv_") + 1, "_") = '.';
+        return buf;
+    }
+    if (!tensor && !strncmp(name, "dflash.", 7)) {
+        snprintf(buf, n, "qwen35-dflash-draft.%s", name + 7);
+        return buf;
+    }
+    return name;
+}
+
+static void put_changed(struct gguf_writer *w, const struct gguf_kv *kv, const struct change *c,
+                        struct err *e)
+{
+    char buf[128];
+    struct gguf_kv copy = *kv;
+    if (c->lucebox) copy.key = (char *)respelled(kv->key, false, buf, sizeof buf);
+    if (c->drop && !strcmp(c->drop, kv->key)) return;
+    if (c->key && !strcmp(c->key, kv->key))
+        assert_int_equal(gguf_put_i32(w, kv->key, c->value, e), 0);
+    else if (c->lucebox && !strcmp(kv->key, "general.architecture"))
+        assert_int_equal(gguf_put_str(w, kv->key, "qwen35-dflash-draft", 19, e), 0);
+    else if (c->lucebox && !strcmp(kv->key, "dflash.target_layers")) {
+        const int32_t taps[] = {0, 1}; /* zero-based there */
+        assert_int_equal(
+            gguf_put_array(w, "qwen35-dflash-draft.dflash.target_layer_ids", GGUF_I32, taps, 2, e), 0);
+    } else
+        assert_int_equal(gguf_put_kv(w, &copy, e), 0);
+}
+
+static void change_file(const char *from, const char *to, const struct change *c)
+{
+    static const float zeros[4096];
+    struct err e = {0};
+    struct gguf *g;
+    struct gguf_writer *w;
+    struct io_out o = {.fd = -1};
+    char buf[128];
+    if (gguf_open(&g, from, &e) || gguf_writer_new(&w, &e)) fail_msg("%s", e.msg);
+    for (uint64_t i = 0; i < g->n_kv; i++) put_changed(w, &g->kv[i], c, &e);
+    if (c->put) assert_int_equal(gguf_put_u32(w, c->put, 1, &e), 0);
+    for (int data = 0; data < 2; data++) {
+        if (data && (io_out_open(&o, to, true, NULL, 0, &e) || gguf_write_header(w, &o, &e)))
+            fail_msg("%s", e.msg);
+        for (uint64_t i = 0; i < g->n_tensors; i++) {
+            const struct gguf_tensor *t = &g->tensor[i];
+            const bool other = c->tensor && !strcmp(c->tensor, t->name);
+            const int64_t ne[4] = {c->ne[0], c->ne[1] ? c->ne[1] : 1, c->ne[2] ? c->ne[2] : 1, 1};
+            if (c->drop && !strcmp(c->drop, t->name)) continue;
+            const int rc =
+                data ? gguf_write_data(
+                           w, &o, other ? (const void *)zeros : t->data,
+                           other ? kn_row_bytes(t->type, ne[0]) * (uint64_t)(ne[1] * ne[2]) : t->bytes, &e)
+                     : gguf_add_tensor(w, c->lucebox ? respelled(t->name, true, buf, sizeof buf) : t->name,
+                                       t->type, other ? 3 : t->n_dims, other ? ne : t->ne, &e);
+            if (rc) fail_msg("%s", e.msg);
+        }
+        const int64_t eight[4] = {8, 1, 1, 1};
+        if (c->more && (data ? gguf_write_data(w, &o, zeros, 32, &e)
+                             : gguf_add_tensor(w, c->more, KN_F32, 1, eight, &e)))
+            fail_msg("%s", e.msg);
+    }
+    if (gguf_write_end(w, &o, &e) || io_out_commit(&o, &e)) fail_msg("%s", e.msg);
+    gguf_writer_free(w);
+    gguf_close(g);
+}
+
+/* The names that lucebox and buun use: read as the same drafter, and converted back to it. */
+static void test_lucebox(void **state)
+{
+    (void)state;
+    static const struct change lucebox = {.lucebox = true};
+    struct spec s = dflash2_spec("");
+    struct err e = {0};
+    struct desc *a, *b;
+    write_all(&s, NULL);
+    struct convert o = options("d");
+    o.output = "up.gguf";
+    convert_ok(&o);
+    change_file("up.gguf", "luce.gguf", &lucebox);
+    struct gguf *up, *luce, *back;
+    if (gguf_open(&up, "up.gguf", &e) || gguf_open(&luce, "luce.gguf", &e) || desc_read(&a, up, NULL, &e) ||
+        desc_read(&b, luce, NULL, &e))
+        fail_msg("%s", e.msg);
+    assert_non_null(gguf_tensor(luce, "blk.1.ffn_conv.proj.weight"));
+    assert_string_equal(b->dialect, "lucebox");
+    assert_string_equal(b->kind, "DFlash2");
+    assert_true(b->runs);
+    assert_int_equal(b->conv_kernel, a->conv_kernel);
+    assert_int_equal(b->conv_group, a->conv_group);
+    assert_int_equal(b->selector_rank, a->selector_rank);
+    assert_int_equal(b->selector_k, a->selector_k);
+    assert_int_equal(b->n_vocab, a->n_vocab);
+    desc_free(b);
+    o = options("luce.gguf");
+    o.dialect = "upstream";
+    convert_ok(&o);
+    back = open_out();
+    assert_int_equal(back->n_tensors, up->n_tensors);
+    for (uint64_t i = 0; i < up->n_tensors; i++) {
+        const struct gguf_tensor *t = gguf_tensor(back, up->tensor[i].name);
+        if (!t) fail_msg("no %s", up->tensor[i].name);
+        assert_memory_equal(t->data, up->tensor[i].data, t->bytes);
+    }
+    if (desc_read(&b, back, NULL, &e)) fail_msg("%s", e.msg);
+    assert_string_equal(b->dialect, "upstream");
+    assert_int_equal(b->selector_k, a->selector_k);
+    o = options("luce.gguf"); /* what other readers than its own call the pieces is not known */
+    o.dialect = "buun";
+    convert_bad(&o, ERR_FORMAT, "luce.gguf: dialect buun has no place for the parts of a DFlash2 drafter...");
+    desc_free(a), desc_free(b);
+    gguf_close(up), gguf_close(luce), gguf_close(back);
+}
+
+/* Files that are no sound DFlash2. */
+static void test_malformed(void **state)
+{
+    (void)state;
+    static const struct {
+        struct change c;
+        const char *msg;
+    } bad[] = {
+        {{.drop = "dflash.conv_kernel_size"}, "key 'dflash.conv_kernel_size': is missing"},
+        {{.drop = "dflash.conv_group_size"}, "key 'dflash.conv_group_size': is missing"},
+        {{.drop = "dflash.selector_rank"}, "key 'dflash.selector_rank': is missing"},
+        {{.drop = "dflash.selector_top_k"}, "key 'dflash.selector_top_k': is missing"},
+        {{.drop = "blk.1.attn_conv_base"}, "tensor 'blk.1.attn_conv_base': is missing"},
+        {{.drop = "blk.0.ffn_conv_proj.weight"}, "tensor 'blk.0.ffn_conv_proj.weight': is missing"},
+        {{.drop = "selector_predecessor.weight"}, "tensor 'selector_predecessor.weight': is missing"},
+        {{.drop = "selector_successor.weight"}, "tensor 'selector_successor.weight': is missing"},
+        {{.drop = "selector_hidden.weight"}, "tensor 'selector_hidden.weight': is missing"},
+        {{.key = "dflash.conv_kernel_size", .value = 0}, "key 'dflash.conv_kernel_size': out of range"},
+        {{.key = "dflash.conv_kernel_size", .value = 3},
+         "tensor 'blk.0.attn_conv_base': has the wrong shape"},
+        {{.key = "dflash.conv_group_size", .value = 7},
+         "key 'dflash.conv_group_size': does not divide the width"},
+        {{.key = "dflash.conv_group_size", .value = 8},
+         "tensor 'blk.0.attn_conv_proj.weight': has the wrong shape"},
+        {{.key = "dflash.selector_rank", .value = 9},
+         "tensor 'selector_predecessor.weight': has the wrong shape"},
+        {{.key = "dflash.selector_top_k", .value = 0}, "key 'dflash.selector_top_k': out of range"},
+        {{.key = "dflash.selector_top_k", .value = VOCAB + 1},
+         "key 'dflash.selector_top_k': more than the vocabulary (expected at most 40, got 41)"},
+        {{.tensor = "selector_successor.weight", .ne = {RANK, VOCAB - 1}},
+         "tensor 'selector_successor.weight': has the wrong shape"},
+        {{.tensor = "selector_predecessor.weight", .ne = {RANK, VOCAB + 1}},
+         "tensor 'selector_predecessor.weight': rows (expected the vocabulary's 40, got 41)"},
+        {{.tensor = "selector_hidden.weight", .ne = {EMBD, RANK + 1}},
+         "tensor 'selector_hidden.weight': has the wrong shape"},
+        {{.tensor = "blk.1.ffn_conv_base", .ne = {EMBD, KERNEL, 1}},
+         "tensor 'blk.1.ffn_conv_base': has the wrong shape"},
+        {{.more = "blk.0.attn_conv_gate"}, "tensor 'blk.0.attn_conv_gate': is not known"},
+        {{.more = "blk.2.attn_conv_base"}, "tensor 'blk.2.attn_conv_base': is not known"},
+        {{.more = "selector.pred_codebook"}, "tensor 'selector.pred_codebook': is not known"},
+        {{.more = "selector_bias"}, "tensor 'selector_bias': is not known"},
+        {{.put = "dflash.selector_temperature"}, "key 'dflash.selector_temperature': is not known"},
+        {{.more = "blk.1.attn_sinks.weight"}, NULL},
+    };
+    struct spec s = dflash2_spec("");
+    write_all(&s, NULL);
+    struct convert o = options("d");
+    o.output = "up.gguf";
+    convert_ok(&o);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct err e = {0};
+        struct gguf *g;
+        struct desc *d;
+        change_file("up.gguf", "bad.gguf", &bad[i].c);
+        if (gguf_open(&g, "bad.gguf", &e)) fail_msg("%s", e.msg);
+        const int rc = desc_read(&d, g, NULL, &e);
+        if (bad[i].msg) {
+            if (rc != -1 || e.code != ERR_FORMAT) fail_msg("read; expected %s", bad[i].msg);
+            if (!strstr(e.msg, bad[i].msg)) fail_msg("got %s; expected %s", e.msg, bad[i].msg);
+        } else { /* a piece too many: never drafted without it */
+            if (rc == 0) assert_int_equal(desc_runnable(d, &e), -1);
+            if (rc == 0) desc_free(d);
+        }
+        gguf_close(g);
+    }
+}
+
 static void ignore(void *ctx, const struct diff_tensor *t)
 {
     (void)ctx;
@@ -311,9 +527,10 @@ static void test_random(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_convert), cmocka_unit_test(test_described), cmocka_unit_test(test_causal),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_torn),      cmocka_unit_test(test_dialects),
-        cmocka_unit_test(test_random),  cmocka_unit_test(test_diff),
+        cmocka_unit_test(test_convert),   cmocka_unit_test(test_described), cmocka_unit_test(test_causal),
+        cmocka_unit_test(test_refused),   cmocka_unit_test(test_torn),      cmocka_unit_test(test_dialects),
+        cmocka_unit_test(test_random),    cmocka_unit_test(test_diff),      cmocka_unit_test(test_lucebox),
+        cmocka_unit_test(test_malformed),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

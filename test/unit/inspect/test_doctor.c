@@ -198,7 +198,57 @@ struct sick {
     float value;
 };
 
+static int domino_keys(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_bool(w, "dflash.domino.shift_label", false, e) ||
+           gguf_put_u32(w, "dflash.domino.pure_draft_prefix_len", 1, e);
+}
+
+enum { E = TINY_EMBD, V = TINY_VOCAB };
+static const struct tiny_tensor markov[] = {{"markov_w1.weight", {12, V}},
+                                            {"markov_w2.weight", {12, V}},
+                                            {"conf_proj.weight", {E + 12, 1}},
+                                            {"", {0, 0}}},
+                                domino[] = {{"domino_ih.weight", {E, 24}},
+                                            {"domino_hh.weight", {8, 24}},
+                                            {"domino_down.weight", {E + 8, 16}},
+                                            {"domino_up.weight", {16, V}},
+                                            {"", {0, 0}}},
+                                reduced[] = {{"output.weight", {E, TINY_REDUCED}},
+                                             {"d2t", {TINY_REDUCED, 0}},
+                                             {"", {0, 0}}},
+                                fewer[] = {{"output.weight", {E, TINY_REDUCED}}, {"", {0, 0}}};
+static const int64_t beyond[TINY_REDUCED] = {9, 0, 3, 4, 12, 7, 2};
+
 static const struct sick sick[] = {
+    {.subject = "head", .level = CHECK_OK, .text = "a vanilla Markov head of rank 12", .d.extra = markov},
+    {.subject = "confidence",
+     .level = CHECK_OK,
+     .text = "of the row and the token before",
+     .d.extra = markov},
+    {.subject = "head bytes",
+     .level = CHECK_OK,
+     .text = "read again for every proposal, the most of them markov_w2.weight in F32",
+     .d.extra = markov},
+    {.subject = "head",
+     .level = CHECK_OK,
+     .text = "a recurrent unit of 8, corrections through 16, 1 of 4 proposals without",
+     .d.extra = domino,
+     .d.edit = domino_keys},
+    {.subject = "d2t", .level = CHECK_OK, .text = "7 of 11 tokens can be proposed", .d.extra = reduced},
+    {.subject = "d2t",
+     .level = CHECK_BAD,
+     .text = "rows of a reduced vocabulary of 7",
+     .expected = "ids 0 to 10",
+     .found = "12",
+     .d.extra = reduced,
+     .d.d2t = beyond},
+    {.subject = "vocabulary",
+     .level = CHECK_BAD,
+     .text = "rows of embedding and head",
+     .expected = "11",
+     .found = "7",
+     .d.extra = fewer},
     {.subject = "taps",
      .level = CHECK_BAD,
      .text = "output of blocks 0,3, zero-based (1,4 counted from the embeddings)",

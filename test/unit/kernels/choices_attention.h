@@ -35,6 +35,9 @@ static inline void attention_text(const struct attn_plan *p, char *text, size_t 
     else if (p->form == ATTN_PREFILL)
         snprintf(text, n, "%s tiles %d warps %d blocks %d chunks %d", name, p->tiles, p->warps, p->groups,
                  p->chunks);
+    else if (p->form == ATTN_CODES)
+        snprintf(text, n, "%s tiles %d warps %d bytes %zu turn %s %d nodes", name, p->tiles, p->warps,
+                 p->smem, p->turn == p->groups ? "all" : "part", p->slots);
     else if (p->form == ATTN_CLUSTERS)
         snprintf(text, n, "%s of %d, %d leaves a block%s", name, p->blocks, p->cluster_leaves, fold);
     else
@@ -59,7 +62,7 @@ static inline void attention_lines(FILE *out, const struct shapes *m, const stru
     const struct kn_kv kv = {NULL, NULL, {p->type, p->type}, cap, p->n_kv, p->d};
     struct choice_run run = {.out = out};
     snprintf(run.subject, sizeof run.subject, "attention %s %s %s %s %d", m->name, p->name,
-             choice_type(p->type), d->name, context);
+             kn_kv_name(p->type), d->name, context);
     for (int32_t i = 1; i <= CHOICE_ROWS + (int32_t)(sizeof more / sizeof *more); i++) {
         const int32_t n = i <= CHOICE_ROWS ? i : more[i - CHOICE_ROWS - 1];
         const struct attn_call c = {.n = n,
@@ -92,14 +95,17 @@ static inline void choose_attention(FILE *out)
                                          "gemma-4-26b-a4b", "qwen3-8b-dflash", "gemma-4-31b-dflash"};
     static const int32_t contexts[] = {512, 4096, 16384, 65536};
     static const int32_t heads[] = {64, 80, 128, 256, 512};
-    static const uint32_t types[] = {KN_F16, KN_BF16, KN_F32, KN_Q8_0};
+    static const uint32_t types[] = {KN_F16, KN_BF16, KN_F32, KN_Q8_0, KN_TQ3_0};
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         const struct shapes m = shapes_of(models[i]);
-        struct attention_part p[4] = {{"heads", m.head, m.n_kv, m.window, KN_F16}};
+        struct attention_part p[6] = {{"heads", m.head, m.n_kv, m.window, KN_F16}};
         int n = 1;
         if (m.wide_head) p[n++] = (struct attention_part){"wide", m.wide_head, m.wide_kv, 0, KN_F16};
         if (i == 0) p[n++] = (struct attention_part){"heads", m.head, m.n_kv, 0, KN_BF16};
         if (i == 0) p[n++] = (struct attention_part){"heads", m.head, m.n_kv, 0, KN_F32};
+        if (i < 4) p[n++] = (struct attention_part){"heads", m.head, m.n_kv, m.window, KN_Q4_0};
+        if (i < 4 && m.wide_head)
+            p[n++] = (struct attention_part){"wide", m.wide_head, m.wide_kv, 0, KN_Q4_0};
         for (int k = 0; k < n; k++)
             for (int d = 0; d < (i < 4 ? CHOICE_DEVICES : 1); d++)
                 for (size_t c = 0; c < sizeof contexts / sizeof *contexts; c++)
@@ -111,7 +117,7 @@ static inline void choose_attention(FILE *out)
         for (size_t h = 0; h < sizeof heads / sizeof *heads; h++)
             for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
                 fprintf(out, "attention takes %s head %d %s:", choice_devices[d].name, heads[h],
-                        choice_type(types[k]));
+                        kn_kv_name(types[k]));
                 for (int f = 0; f < ATTN_FORMS; f++) {
                     char rows[4] = "";
                     static const int32_t n[] = {1, 64, 65};

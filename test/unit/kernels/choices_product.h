@@ -116,7 +116,8 @@ static inline void product_lines(FILE *out, const struct shapes *m, const struct
 {
     struct choice_run run = {.out = out};
     snprintf(run.subject, sizeof run.subject, "product %s %s %s %s", m->name, p->name, r->name, d->name);
-    for (int32_t n = 1; n <= CHOICE_ROWS; n++) {
+    const enum mm_act act = product_type_of(p->type[0])->act;
+    for (int32_t n = 1; n <= CHOICE_ROWS || mm_wide_format(&d->dev, act, n); n++) {
         char text[CHOICE_TEXT];
         product_rows(&d->dev, p, n, text, sizeof text);
         choice_row(&run, n, text);

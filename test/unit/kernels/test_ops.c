@@ -300,11 +300,11 @@ static void test_attention_refuses(void **state)
     t.n_head = 5;
     assert_int_equal(op->attention(be, &t), KN_EINVAL);
     t.n_head = 4;
-    a.kv.type.k = KN_Q8_0;
+    a.kv.type.k = KN_Q4_1;
     assert_int_equal(op->attention(be, &t), KN_ETYPE);
-    a.kv.type = (struct kn_kv_types){KN_F16, KN_Q8_0};
+    a.kv.type = (struct kn_kv_types){KN_F16, KN_Q4_1};
     assert_int_equal(op->attention(be, &t), KN_ETYPE);
-    assert_non_null(strstr(kn_message(be), "KV types F16 and Q8_0 (expected each to be f16, bf16 or f32)"));
+    assert_non_null(strstr(kn_message(be), "KV types F16 and Q4_1 (expected each to be " KN_KV_TYPES ")"));
     a.kv.type.v = KN_F16;
     a.kv.cap = 500;
     assert_int_equal(op->attention(be, &t), KN_EINVAL);

@@ -123,11 +123,15 @@ static void test_kv_bytes(void **state)
     expect_error(state_check(st, t->d, d->d, &o, &e), &e, ERR_FORMAT,
                  "another cache type (drafter layer 0: expected");
     state_close(st);
-    other[1].k = KN_Q8_0;
+    other[1].k = KN_Q4_1;
     o.kv_layers = other;
     e = (struct err){0};
     expect_error(session_new(&s, t, NULL, &o, &e), &e, ERR_USAGE,
-                 "cache types of layer 1 not supported (expected each to be f16, bf16 or f32, got numbers 8");
+                 "cache of layer 1: KV types Q4_1 and F16 (expected each to be " KN_KV_TYPES ")");
+    other[1].k = KN_Q8_0;
+    e = (struct err){0};
+    expect_error(session_new(&s, t, NULL, &o, &e), &e, ERR_USAGE,
+                 "cache of layer 1: 2 KV heads of 16 as Q8_0 (expected a head size that 32 divides)");
     model_free(d);
     model_free(t);
 }
@@ -159,8 +163,8 @@ static void test_kv_ring(void **state)
     bad = kv;
     bad.type.v = 12345;
     assert_int_equal(kn_kv_check(&bad, why, sizeof why), KN_ETYPE);
-    assert_string_equal(why, "KV types F16 and an unknown number (expected each to be f16, bf16 or f32)");
-    assert_false(kn_kv_known(KN_Q8_0));
+    assert_string_equal(why, "KV types F16 and an unknown number (expected each to be " KN_KV_TYPES ")");
+    assert_false(kn_kv_known(KN_Q4_1));
 }
 
 /* Every cut of the last cycle: the same first ids for every length. */

@@ -93,7 +93,7 @@ static const struct {
     {"2^32-1 tokens", 0, 0, 4, UINT32_MAX, ERR_FORMAT, "tokens or chunk out of range"},
     {"no chunk", 0, 4, 4, 0, ERR_FORMAT, "tokens or chunk out of range"},
     {"another chunk", 0, 4, 4, 7, ERR_FORMAT, "made with another chunk (expected 512, got 7)"},
-    {"a cache of Q4_0", 0, 8, 4, KN_Q4_0, ERR_FORMAT, "cache type not supported"},
+    {"a cache of Q4_1", 0, 8, 4, KN_Q4_1, ERR_FORMAT, "cache type not supported"},
     {"a cache of f32", 0, 8, 4, KN_F32, ERR_FORMAT, "another cache type"},
     {"another vocabulary", 0, 12, 4, TINY_VOCAB + 1, ERR_FORMAT, "sizes do not fit the target"},
     {"another depth", 0, 16, 4, TINY_LAYERS - 1, ERR_FORMAT, "sizes do not fit the target"},

@@ -37,6 +37,7 @@ struct tiny {
     const char *nan_tensor;          /* a tensor whose first element is NaN */
     const char *wide_tensor;         /* a tensor with one row too many */
     const struct tiny_tensor *extra; /* more tensors; ends with an empty name. d2t: I64, TINY_REDUCED ids */
+    const int64_t *d2t;              /* other ids */
     int (*edit)(struct gguf_writer *w, struct err *e);
 };
 
@@ -158,7 +159,7 @@ static inline int tiny_data(const struct tiny *y, struct gguf_writer *w, struct 
     if (!strcmp(t->name, "token_embd.weight"))
         for (int64_t i = 0; i < n; i++) v[i] *= 2;
     if (y->nan_tensor && !strcmp(t->name, y->nan_tensor)) v[0] = NAN;
-    if (!strcmp(t->name, "d2t")) return gguf_write_data(w, o, tiny_d2t, sizeof tiny_d2t, e);
+    if (!strcmp(t->name, "d2t")) return gguf_write_data(w, o, y->d2t ? y->d2t : tiny_d2t, sizeof tiny_d2t, e);
     if (type == KN_F32) return gguf_write_data(w, o, v, (uint64_t)n * sizeof *v, e);
     if (kn_encode_row(type, v, packed, n, NULL)) return err_set(e, ERR_FORMAT, "encode");
     return gguf_write_data(w, o, packed, kn_row_bytes(type, t->ne[0]) * (uint64_t)t->ne[1], e);

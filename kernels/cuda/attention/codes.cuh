@@ -1,0 +1,661 @@
+/* attention/codes.cuh - attention of up to FEW rows over quantised caches, f16 beside them.
+ *
+ * Bound: reading the codes once. What multiplies takes halves, and halves of a whole cache would be four
+ * times its bytes, in memory or through shared memory: so a warp makes the fragments of a tensor product from
+ * codes in its registers. It has leaves of its own and needs no other warp until the end.
+ *
+ *     block: (tiles, kv head, node)      warp w of WARPS: leaves of the node whose number modulo WARPS is w
+ *     leaf's keys   cp.async -> codes -> halves x scale -> scores of the tiles
+ *     leaf's values cp.async -> codes -> halves x scale -> added to the warp's results, at the warp's own top
+ *     end: the warps' results are added pairwise, (0 + 1) + (2 + 3), to the node's, in memory; codes_merge
+ * adds nodes by their number modulo CLASSES, then the classes in order
+ *
+ * A node is 256 keys below position 4,096 and in windows, else 1,024: partial results are of float, so many
+ * nodes would be as many bytes as the keys. It begins at a fixed position, and all tops are whole, so a row's
+ * bits depend on its query and its visible keys alone, as elsewhere (attention.cuh).
+ *
+ * Which dimension stands where in a product is free if both factors agree: lane c of a quad has dimensions
+ * 4 c to 4 c + 3 and 16 + 4 c to 16 + 4 c + 3 of each 32, and lane group g has columns 4 g to 4 g + 3 of each
+ * 32 of the values, which are words of codes as they lie (kv_four).
+ *
+ * Precision: queries and weights are one half where what they meet has codes, whose rounding is far coarser;
+ * two where it is f16. Queries are rotated here as the keys are; codes_merge rotates results back. */
+#include "few.cuh"
+#include "kv_codes.cuh"
+#include "many.cuh"
+
+#include "codes.h"
+
+/* What attn_codes and codes_merge take. */
+struct codes_args {
+    struct attn a;
+    struct kv_side k, v;
+    int32_t turned;                /* tiles of this launch */
+    int32_t warp_bytes, values_at; /* of a warp's leaf in shared memory; where its values begin */
+};
+
+template <int D, int T> struct coded {
+    static constexpr int LEAF = ATTN_CODES_LEAF(D), NT = LEAF / 8;
+    static constexpr int GROUPS = ATTN_CODES_GROUPS(D), C = D / GROUPS; /* of columns; columns of a warp */
+    static constexpr int WARPS = 4, THREADS = 32 * WARPS * GROUPS, CT = C / 8;
+    static constexpr int RESIDENT = D <= 128 && T == 1 ? 3 : D <= 256 ? 2 : 1;
+    static constexpr int QUERIES = T * (D / 16) * 2 * 512; /* bytes: [tile][D / 16][part][lane] */
+    static constexpr int FIXED = QUERIES + T * TILE * 4;
+    static constexpr int BOX = T * (CT + 1) * 32 * 16; /* bytes of a warp's results */
+};
+
+/* ---- a leaf's codes into shared memory ---- */
+
+/* Bytes of N columns of a key's codes in a plane, and from a key to the next in shared memory. */
+template <uint32_t TYPE, int N> struct staged {
+    static constexpr int LOW = N * kv_code<TYPE>::LOW / 8, HIGH = N * kv_code<TYPE>::HIGH / 8,
+                         SCALE = N / kv_code<TYPE>::GROUP * 2;
+    static constexpr int LOW_PITCH = ATTN_CODES_PITCH(LOW), HIGH_PITCH = ATTN_CODES_PITCH(HIGH),
+                         SCALE_PITCH = SCALE < 4 ? 4 : SCALE;
+    static constexpr int low_at = 0;
+    static __host__ __device__ constexpr int high_at(int leaf)
+    {
+        return leaf * LOW_PITCH;
+    }
+    static __host__ __device__ constexpr int scale_at(int leaf)
+    {
+        return leaf * (LOW_PITCH + HIGH_PITCH);
+    }
+};
+DEV void copy_four(unsigned to, const void *from, bool really)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(really ? 4 : 0)
+                 : "memory");
+}
+/* PIECES of BYTES bytes a key, 16 or 4 at a time; row: where the first key's begin. */
+template <int LEAF, int BYTES, int PITCH>
+DEV void stage_plane(unsigned to, const unsigned char *row, int64_t stride, int p0, const struct span &seen)
+{
+    constexpr int EACH = BYTES % 16 == 0 ? 16 : 4, PIECES = BYTES / EACH;
+    const int lane = threadIdx.x % 32;
+    static_assert(BYTES % 4 == 0, "words");
+#pragma unroll
+    for (int i = 0; i < (LEAF * PIECES + 31) / 32; i++) {
+        const int at = i * 32 + lane, key = at / PIECES, piece = at % PIECES;
+        if (LEAF * PIECES % 32 && key >= LEAF) break;
+        const bool in = p0 + key >= seen.lo && p0 + key < seen.hi;
+        const unsigned char *from = in ? row + key * stride + piece * EACH : row;
+        const unsigned dst = to + (unsigned)(key * PITCH + piece * EACH);
+        if (EACH == 16)
+            copy_async(dst, from, in);
+        else
+            copy_four(dst, from, in);
+    }
+}
+/* N columns from col on of a leaf of one side: codes and scales; zeros for keys that are not seen. */
+template <uint32_t TYPE, int N, int LEAF>
+DEV void stage_leaf(const struct kv_side &s, kv_where where, unsigned to, int p0, int kv_head, int col,
+                    const struct span &seen)
+{
+    using S = staged<TYPE, N>;
+    const unsigned char *row = s.at + (int64_t)KV_SLOT(where, p0) * s.row;
+    stage_plane<LEAF, S::LOW, S::LOW_PITCH>(to, row + kv_head * s.head[0] + col * kv_code<TYPE>::LOW / 8,
+                                            s.row, p0, seen);
+    if constexpr (S::HIGH > 0)
+        stage_plane<LEAF, S::HIGH, S::HIGH_PITCH>(
+            to + S::high_at(LEAF), row + s.high + kv_head * s.head[1] + col / 8, s.row, p0, seen);
+    /* A scale of two bytes comes with its neighbour's: its word. */
+    const int scale = (s.scale + kv_head * s.head[2] + col / kv_code<TYPE>::GROUP * 2) & ~3;
+    stage_plane<LEAF, S::SCALE_PITCH, S::SCALE_PITCH>(to + S::scale_at(LEAF), row + scale, s.row, p0, seen);
+}
+/* Of a scale within its word. */
+DEV int scale_odd(const struct kv_side &s, int kv_head)
+{
+    return (s.scale + kv_head * s.head[2]) & 2;
+}
+DEV uint32_t scale_twice(const unsigned char *p)
+{
+    const uint32_t h = *(const uint16_t *)p;
+    return h | h << 16;
+}
+
+/* ---- products ---- */
+
+/* x[T][NT][4] += q k of the tiles' rows with 8 NT keys. */
+template <uint32_t TYPE, int D, int T>
+DEV void code_scores(float x[T][coded<D, T>::NT][4], const uint4 *q, const unsigned char *k, int odd)
+{
+    using S = staged<TYPE, D>;
+    constexpr int LEAF = coded<D, T>::LEAF, NT = coded<D, T>::NT;
+    const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+#pragma unroll 1
+    for (int b = 0; b < D / 32; b++) {
+        uint4 f[T][2];
+#pragma unroll
+        for (int m = 0; m < T; m++)
+#pragma unroll
+            for (int s = 0; s < 2; s++) f[m][s] = q[((m * (D / 16) + 2 * b + s) * 2) * 32 + lane];
+#pragma unroll
+        for (int j = 0; j < NT; j++) {
+            const int key = 8 * j + g;
+            const unsigned char *low = k + key * S::LOW_PITCH + b * (S::LOW * 32 / D),
+                                *high = k + S::high_at(LEAF) + key * S::HIGH_PITCH + 4 * b,
+                                *scale = k + S::scale_at(LEAF) + key * S::SCALE_PITCH +
+                                         b * 32 / kv_code<TYPE>::GROUP * 2 + odd;
+            const uint32_t d = scale_twice(scale);
+            uint32_t y[2][2];
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+                kv_halves_of<TYPE>(kv_four<TYPE>(low, high, 4 * s + c), y[s]);
+                y[s][0] = kv_mul(y[s][0], d), y[s][1] = kv_mul(y[s][1], d);
+            }
+#pragma unroll
+            for (int m = 0; m < T; m++)
+#pragma unroll
+                for (int s = 0; s < 2; s++) {
+                    const uint32_t a[4] = {f[m][s].x, f[m][s].y, f[m][s].z, f[m][s].w};
+                    mma<false>(x[m][j], a, y[s][0], y[s][1]);
+                }
+        }
+    }
+}
+/* The same with keys of f16, from where they lie; two halves of a query. */
+template <int D, int T>
+DEV void half_scores(float x[T][coded<D, T>::NT][4], const uint4 *q, const struct kv_side &k, kv_where where,
+                     int p0, int kv_head, const struct span &seen)
+{
+    constexpr int NT = coded<D, T>::NT;
+    const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    const unsigned char *row = k.at + (int64_t)KV_SLOT(where, p0) * k.row + kv_head * k.head[0];
+#pragma unroll 1
+    for (int b = 0; b < D / 32; b++) {
+#pragma unroll
+        for (int j = 0; j < NT; j++) {
+            const int key = 8 * j + g;
+            const bool in = p0 + key >= seen.lo && p0 + key < seen.hi;
+            const unsigned char *at = row + (int64_t)key * k.row + 64 * b + 8 * c;
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+                const uint2 y = in ? *(const uint2 *)(at + 32 * s) : make_uint2(0, 0);
+#pragma unroll
+                for (int m = 0; m < T; m++)
+#pragma unroll
+                    for (int part = 0; part < 2; part++) {
+                        const uint4 f = q[((m * (D / 16) + 2 * b + s) * 2 + part) * 32 + lane];
+                        const uint32_t a[4] = {f.x, f.y, f.z, f.w};
+                        mma<false>(x[m][j], a, y.x, y.y);
+                    }
+            }
+        }
+    }
+}
+
+/* Weights of 16 keys, two n8 tiles of x, as fragments: the half, or what it leaves. */
+DEV void weight_pair(uint32_t p[4], const float x[2][4], bool rest)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float y = x[i / 2][i % 2 * 2], z = x[i / 2][i % 2 * 2 + 1];
+        uint32_t parts[2];
+        parts_of<2, false>(y, z, parts);
+        p[i] = rest ? parts[1] : parts[0];
+    }
+}
+/* acc[T][C / 8][4] += x v over the leaf: weights x, values' columns. clean: scales that are no numbers are
+ * zeros. Column 32 b + 4 g + t of a warp's is column g of tile 4 b + t. */
+template <uint32_t TYPE, int D, int T>
+DEV void code_weigh(float acc[T][coded<D, T>::CT][4], const float x[T][coded<D, T>::NT][4],
+                    const unsigned char *v, int odd, bool clean)
+{
+    constexpr int LEAF = coded<D, T>::LEAF, C = coded<D, T>::C;
+    using S = staged<TYPE, C>;
+    const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+#pragma unroll
+    for (int s = 0; s < LEAF / 16; s++) {
+        uint32_t p[T][4];
+#pragma unroll
+        for (int m = 0; m < T; m++) weight_pair(p[m], x[m] + 2 * s, false);
+#pragma unroll
+        for (int b = 0; b < C / 32; b++) {
+            uint32_t y[2][4];
+#pragma unroll
+            for (int i = 0; i < 2; i++) { /* keys 2 c, 2 c + 1; 8 more */
+                const int key = 16 * s + 8 * i + 2 * c;
+                const unsigned char *low = v + key * S::LOW_PITCH + b * (S::LOW * 32 / C),
+                                    *high = v + S::high_at(LEAF) + key * S::HIGH_PITCH + 4 * b,
+                                    *scale = v + S::scale_at(LEAF) + key * S::SCALE_PITCH +
+                                             b * 32 / kv_code<TYPE>::GROUP * 2 + odd;
+                uint32_t d =
+                    *(const uint16_t *)scale | (uint32_t) * (const uint16_t *)(scale + S::SCALE_PITCH) << 16;
+                if (clean) make_finite<false>(d);
+                kv_crossed<TYPE>(kv_four<TYPE>(low, high, g),
+                                 kv_four<TYPE>(low + S::LOW_PITCH, high + S::HIGH_PITCH, g), y[i]);
+#pragma unroll
+                for (int t = 0; t < 4; t++) y[i][t] = kv_mul(y[i][t], d);
+            }
+#pragma unroll
+            for (int t = 0; t < 4; t++)
+#pragma unroll
+                for (int m = 0; m < T; m++) mma<false>(acc[m][4 * b + t], p[m], y[0][t], y[1][t]);
+        }
+    }
+}
+/* The same with values of f16; two halves of a weight. */
+template <int D, int T>
+DEV void half_weigh(float acc[T][coded<D, T>::CT][4], const float x[T][coded<D, T>::NT][4],
+                    const struct kv_side &v, kv_where where, int p0, int kv_head, int col,
+                    const struct span &seen, bool clean)
+{
+    constexpr int LEAF = coded<D, T>::LEAF, C = coded<D, T>::C;
+    const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    const unsigned char *row = v.at + (int64_t)KV_SLOT(where, p0) * v.row + kv_head * v.head[0] + 2 * col;
+#pragma unroll
+    for (int s = 0; s < LEAF / 16; s++) {
+        uint32_t p[T][2][4];
+#pragma unroll
+        for (int m = 0; m < T; m++)
+            weight_pair(p[m][0], x[m] + 2 * s, false), weight_pair(p[m][1], x[m] + 2 * s, true);
+#pragma unroll
+        for (int b = 0; b < C / 32; b++) {
+            uint32_t y[2][4];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                uint2 w[2];
+#pragma unroll
+                for (int k = 0; k < 2; k++) {
+                    const int key = 16 * s + 8 * i + 2 * c + k;
+                    const bool in = p0 + key >= seen.lo && p0 + key < seen.hi;
+                    w[k] =
+                        in ? *(const uint2 *)(row + (int64_t)key * v.row + 64 * b + 8 * g) : make_uint2(0, 0);
+                    if (clean) make_finite<false>(w[k].x), make_finite<false>(w[k].y);
+                }
+                y[i][0] = __byte_perm(w[0].x, w[1].x, 0x5410), y[i][1] = __byte_perm(w[0].x, w[1].x, 0x7632);
+                y[i][2] = __byte_perm(w[0].y, w[1].y, 0x5410), y[i][3] = __byte_perm(w[0].y, w[1].y, 0x7632);
+            }
+#pragma unroll
+            for (int t = 0; t < 4; t++)
+#pragma unroll
+                for (int m = 0; m < T; m++)
+#pragma unroll
+                    for (int part = 0; part < 2; part++)
+                        mma<false>(acc[m][4 * b + t], p[m][part], y[0][t], y[1][t]);
+        }
+    }
+}
+
+/* ---- values that are no numbers ---- */
+
+/* Keys of the leaf, a bit each, of whose columns one is a NaN or an Inf. */
+template <uint32_t TYPE, int N, int LEAF> DEV uint32_t bad_scales(const unsigned char *v, int odd)
+{
+    using S = staged<TYPE, N>;
+    const int key = threadIdx.x % LEAF;
+    bool bad = false;
+#pragma unroll
+    for (int i = 0; i < S::SCALE / 2; i++)
+        bad |= (*(const uint16_t *)(v + S::scale_at(LEAF) + key * S::SCALE_PITCH + 2 * i + odd) & 0x7c00) ==
+               0x7c00;
+    return __ballot_sync(~0u, bad) & (LEAF == 32 ? ~0u : 0xffffu);
+}
+template <int N, int LEAF>
+DEV uint32_t bad_halves(const struct kv_side &v, kv_where where, int p0, int kv_head, int col,
+                        const struct span &seen)
+{
+    const int key = threadIdx.x % LEAF;
+    const unsigned char *row =
+        v.at + ((int64_t)KV_SLOT(where, p0) + key) * v.row + kv_head * v.head[0] + 2 * col;
+    bool bad = false;
+    if (p0 + key >= seen.lo && p0 + key < seen.hi)
+#pragma unroll 1
+        for (int i = 0; i < N / 8; i++) {
+            uint4 x = *(const uint4 *)(row + 16 * i);
+            bad |= make_finite<false>(x);
+        }
+    return __ballot_sync(~0u, bad) & (LEAF == 32 ? ~0u : 0xffffu);
+}
+
+/* ---- queries ---- */
+
+/* Rows of T tiles: rotated, scaled by a power of two to at most 1, and as fragments in this form's order. */
+template <int D, int T>
+DEV void code_queries(const struct codes_args &p, uint4 *to, float *unit, int tile, int kv_head)
+{
+    constexpr int W = D / 32;
+    const struct attn &a = p.a;
+    const int lane = threadIdx.x % 32, w = threadIdx.x / 32, warps = coded<D, T>::THREADS / 32;
+#pragma unroll 1
+    for (int r = w; r < T * TILE; r += warps) {
+        const int at = tile * TILE + r, row = row_of(a, at);
+        const float *q = a.q + head_of_row(a, row, kv_head, at) * D;
+        float x[W], top = 0.0f;
+#pragma unroll
+        for (int j = 0; j < W; j++) x[j] = row < a.n ? q[lane + 32 * j] : 0.0f;
+        kv_turn_head<W>(x, p.k.type, false, false);
+#pragma unroll
+        for (int j = 0; j < W; j++) top = fmaxf(top, fabsf(x[j]));
+        top = kv_warp_max(top);
+        int e = (__float_as_int(top) >> 23) - 126; /* top < 2^e */
+        e = top == INFINITY || e < -100 ? 0 : e > 126 ? 126 : e;
+        const float down = __int_as_float((127 - e) << 23);
+        if (lane == 0)
+            unit[r] = __fmul_rn(__fmul_rn(a.scale, 0x1.715476p+0f), __int_as_float((127 + e) << 23));
+        const int step = lane / 16, c = lane % 16 / 4, word = lane % 4 / 2 * 2 + r % TILE / 8;
+#pragma unroll
+        for (int j = 0; j < W; j++) {
+            const float y = __fmul_rn(x[j], down);
+            const uint16_t high = to_half<false>(y);
+            uint16_t *half =
+                (uint16_t *)&to[((r / TILE * (D / 16) + 2 * j + step) * 2) * 32 + r % 8 * 4 + c] + 2 * word +
+                lane % 2;
+            half[0] = high;
+            half[256] = to_half<false>(__fsub_rn(y, from_half<false>(high)));
+        }
+    }
+}
+
+/* ---- the kernel ---- */
+
+/* What a warp has come to. */
+template <int D, int T> struct code_sums {
+    static constexpr int CT = coded<D, T>::CT;
+    float acc[T][CT][4], top[T][2], sum[T][2];
+    __device__ __forceinline__ void clear()
+    {
+#pragma unroll
+        for (int m = 0; m < T; m++) {
+            top[m][0] = top[m][1] = -INFINITY, sum[m][0] = sum[m][1] = 0.0f;
+#pragma unroll
+            for (int t = 0; t < CT; t++) acc[m][t][0] = acc[m][t][1] = acc[m][t][2] = acc[m][t][3] = 0.0f;
+        }
+    }
+    __device__ __forceinline__ void give(float4 *box) const
+    {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int m = 0; m < T; m++) {
+            box[m * (CT + 1) * 32 + lane] = make_float4(top[m][0], top[m][1], sum[m][0], sum[m][1]);
+#pragma unroll
+            for (int t = 0; t < CT; t++)
+                box[(m * (CT + 1) + 1 + t) * 32 + lane] =
+                    make_float4(acc[m][t][0], acc[m][t][1], acc[m][t][2], acc[m][t][3]);
+        }
+    }
+    __device__ __forceinline__ void add(const float4 *box)
+    {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int m = 0; m < T; m++) {
+            const float4 o = box[m * (CT + 1) * 32 + lane];
+            const float t0 = fmaxf(top[m][0], o.x), t1 = fmaxf(top[m][1], o.y), f0 = factor(top[m][0], t0),
+                        f1 = factor(top[m][1], t1), h0 = factor(o.x, t0), h1 = factor(o.y, t1);
+            top[m][0] = t0, top[m][1] = t1;
+            sum[m][0] = __fmaf_rn(h0, o.z, __fmul_rn(sum[m][0], f0));
+            sum[m][1] = __fmaf_rn(h1, o.w, __fmul_rn(sum[m][1], f1));
+#pragma unroll
+            for (int t = 0; t < CT; t++) {
+                const float4 y = box[(m * (CT + 1) + 1 + t) * 32 + lane];
+                acc[m][t][0] = __fmaf_rn(h0, y.x, __fmul_rn(acc[m][t][0], f0));
+                acc[m][t][1] = __fmaf_rn(h0, y.y, __fmul_rn(acc[m][t][1], f0));
+                acc[m][t][2] = __fmaf_rn(h1, y.z, __fmul_rn(acc[m][t][2], f1));
+                acc[m][t][3] = __fmaf_rn(h1, y.w, __fmul_rn(acc[m][t][3], f1));
+            }
+        }
+    }
+};
+
+/* A record of a tile, kv head and node: T[16], sums[16], outputs [16][D]. */
+DEV float *code_record(const struct codes_args &p, int tile, int kv_head, int slot, int d)
+{
+    const struct attn &a = p.a;
+    return a.part + ((int64_t)(kv_head * p.turned + tile - a.tile0) * a.slots + slot) * (TILE * (d + 2));
+}
+
+template <int D, int T>
+__global__ void __launch_bounds__(coded<D, T>::THREADS, coded<D, T>::RESIDENT)
+    attn_codes(const __grid_constant__ struct codes_args p)
+{
+    using F = coded<D, T>;
+    constexpr int LEAF = F::LEAF, NT = F::NT, CT = F::CT, C = F::C;
+    extern __shared__ __align__(128) unsigned char raw[];
+    uint4 *queries = (uint4 *)raw;
+    float *units = (float *)(raw + F::QUERIES);
+    const struct attn &a = p.a;
+    cuda_grid_start();
+
+    const int lane = threadIdx.x % 32, w = threadIdx.x / 32, g = lane / 4, c = lane % 4;
+    const int part = w % F::WARPS, col = w / F::WARPS * C; /* leaves of mine, my first column */
+    const int tile = a.tile0 + (int)blockIdx.x * T, kv_head = blockIdx.y;
+    const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
+    const struct span seen = visible_any(a, tile, T, pos0, bound);
+    const int node0 = ATTN_CODES_NODE(a.window, seen.lo), node = node0 + (int)blockIdx.z;
+    if (seen.hi > seen.lo ? node > ATTN_CODES_NODE(a.window, seen.hi - 1) : blockIdx.z > 0) return;
+    const int lo = max(ATTN_CODES_START(a.window, node), seen.lo),
+              hi = min(ATTN_CODES_START(a.window, node + 1), seen.hi); /* keys of the node that are seen */
+    code_queries<D, T>(p, queries, units, tile, kv_head);
+
+    unsigned char *slot = raw + F::FIXED + w * p.warp_bytes; /* of my keys; values behind */
+    unsigned char *values = slot + p.values_at;
+    const int k_odd = scale_odd(p.k, kv_head), v_odd = scale_odd(p.v, kv_head) & (col ? 0 : 2);
+    /* Leaves of mine: the first at or behind lo's. */
+    int leaf = lo / LEAF;
+    leaf += (part - leaf) & (F::WARPS - 1);
+    const int end = hi > lo ? (hi - 1) / LEAF + 1 : leaf;
+    auto ask_keys = [&](int at) {
+        if (at < end) switch (p.k.type) {
+            case KN_Q8_0:
+                stage_leaf<KN_Q8_0, D, LEAF>(p.k, a.where, shared_at(slot), at * LEAF, kv_head, 0, seen);
+                break;
+            case KN_Q5_0:
+                stage_leaf<KN_Q5_0, D, LEAF>(p.k, a.where, shared_at(slot), at * LEAF, kv_head, 0, seen);
+                break;
+            case KN_Q4_0:
+                stage_leaf<KN_Q4_0, D, LEAF>(p.k, a.where, shared_at(slot), at * LEAF, kv_head, 0, seen);
+                break;
+            case KN_TQ3_0:
+                if constexpr (D >= 128)
+                    stage_leaf<KN_TQ3_0, D, LEAF>(p.k, a.where, shared_at(slot), at * LEAF, kv_head, 0, seen);
+                break;
+            default: break;
+            }
+        copy_commit();
+    };
+    auto ask_values = [&](int at) {
+        if (at < end) switch (p.v.type) {
+            case KN_Q8_0:
+                stage_leaf<KN_Q8_0, C, LEAF>(p.v, a.where, shared_at(values), at * LEAF, kv_head, col, seen);
+                break;
+            case KN_Q5_0:
+                stage_leaf<KN_Q5_0, C, LEAF>(p.v, a.where, shared_at(values), at * LEAF, kv_head, col, seen);
+                break;
+            case KN_Q4_0:
+                stage_leaf<KN_Q4_0, C, LEAF>(p.v, a.where, shared_at(values), at * LEAF, kv_head, col, seen);
+                break;
+            case KN_TQ3_0:
+                if constexpr (D >= 128)
+                    stage_leaf<KN_TQ3_0, C, LEAF>(p.v, a.where, shared_at(values), at * LEAF, kv_head, col,
+                                                  seen);
+                break;
+            default: break;
+            }
+        copy_commit();
+    };
+    ask_keys(leaf);
+    ask_values(leaf);
+
+    struct code_sums<D, T> mine;
+    struct span v0[T], v1[T], full[T];
+    mine.clear();
+#pragma unroll
+    for (int m = 0; m < T; m++) {
+        v0[m] = visible_at(a, (tile + m) * TILE + g, pos0, bound);
+        v1[m] = visible_at(a, (tile + m) * TILE + g + 8, pos0, bound);
+        full[m] = visible_all(a, tile + m, pos0, bound);
+    }
+    __syncthreads(); /* queries are here */
+#pragma unroll 1
+    for (; leaf < end; leaf += F::WARPS) {
+        const int p0 = leaf * LEAF;
+        float x[T][NT][4];
+#pragma unroll
+        for (int m = 0; m < T; m++)
+#pragma unroll
+            for (int j = 0; j < NT; j++) x[m][j][0] = x[m][j][1] = x[m][j][2] = x[m][j][3] = 0.0f;
+        copy_wait(1);
+        __syncwarp();
+        switch (p.k.type) {
+        case KN_Q8_0: code_scores<KN_Q8_0, D, T>(x, queries, slot, k_odd); break;
+        case KN_Q5_0: code_scores<KN_Q5_0, D, T>(x, queries, slot, k_odd); break;
+        case KN_Q4_0: code_scores<KN_Q4_0, D, T>(x, queries, slot, k_odd); break;
+        case KN_TQ3_0:
+            if constexpr (D >= 128) code_scores<KN_TQ3_0, D, T>(x, queries, slot, k_odd);
+            break;
+        default: half_scores<D, T>(x, queries, p.k, a.where, p0, kv_head, seen);
+        }
+        __syncwarp(); /* all have read the keys */
+        ask_keys(leaf + F::WARPS);
+
+        bool ragged = false;
+#pragma unroll
+        for (int m = 0; m < T; m++) {
+            const bool some = p0 < full[m].lo || p0 + LEAF > full[m].hi;
+            const float unit[2] = {units[m * TILE + g], units[m * TILE + g + 8]};
+            float here[2];
+            if (some) hide<NT>(x[m], p0, v0[m], v1[m]);
+            ragged |= some;
+            raise_top<NT>(here, x[m], unit, mine.top[m]);
+            raise_results<CT>(mine.acc[m], mine.sum[m], mine.top[m], here);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float base = mine.top[m][half] == -INFINITY ? 0.0f : -mine.top[m][half];
+                float sum = 0.0f;
+#pragma unroll
+                for (int j = 0; j < NT; j++)
+#pragma unroll
+                    for (int e = 2 * half; e < 2 * half + 2; e++) {
+                        x[m][j][e] = exp_two(__fmaf_rn(x[m][j][e], unit[half], base));
+                        sum = __fadd_rn(sum, x[m][j][e]);
+                    }
+                mine.sum[m][half] = __fadd_rn(mine.sum[m][half], sum);
+            }
+        }
+        copy_wait(1);
+        __syncwarp();
+        uint32_t bad = 0;
+        if (ragged) switch (p.v.type) {
+            case KN_Q8_0: bad = bad_scales<KN_Q8_0, C, LEAF>(values, v_odd); break;
+            case KN_Q5_0: bad = bad_scales<KN_Q5_0, C, LEAF>(values, v_odd); break;
+            case KN_Q4_0: bad = bad_scales<KN_Q4_0, C, LEAF>(values, v_odd); break;
+            case KN_TQ3_0:
+                if constexpr (D >= 128) bad = bad_scales<KN_TQ3_0, C, LEAF>(values, v_odd);
+                break;
+            default: bad = bad_halves<C, LEAF>(p.v, a.where, p0, kv_head, col, seen);
+            }
+        switch (p.v.type) {
+        case KN_Q8_0: code_weigh<KN_Q8_0, D, T>(mine.acc, x, values, v_odd, bad != 0); break;
+        case KN_Q5_0: code_weigh<KN_Q5_0, D, T>(mine.acc, x, values, v_odd, bad != 0); break;
+        case KN_Q4_0: code_weigh<KN_Q4_0, D, T>(mine.acc, x, values, v_odd, bad != 0); break;
+        case KN_TQ3_0:
+            if constexpr (D >= 128) code_weigh<KN_TQ3_0, D, T>(mine.acc, x, values, v_odd, bad != 0);
+            break;
+        default: half_weigh<D, T>(mine.acc, x, p.v, a.where, p0, kv_head, col, seen, bad != 0);
+        }
+        __syncwarp();
+        ask_values(leaf + F::WARPS);
+        if (bad) /* who sees it gets none; acc, not sum, which another group of columns has too */
+#pragma unroll
+            for (int m = 0; m < T; m++) {
+                const float none = __int_as_float(0x7fc00000);
+                const bool low = bad & (uint32_t)bits_of(v0[m], p0),
+                           high = bad & (uint32_t)bits_of(v1[m], p0);
+#pragma unroll
+                for (int t = 0; t < CT; t++) {
+                    if (low) mine.acc[m][t][0] = mine.acc[m][t][1] = none;
+                    if (high) mine.acc[m][t][2] = mine.acc[m][t][3] = none;
+                }
+            }
+    }
+    copy_wait(0);
+
+    /* The warps' results: (0 + 1) + (2 + 3). */
+    float4 *box = (float4 *)(raw + F::FIXED + (w / F::WARPS * 2 + part / 2) * F::BOX);
+#pragma unroll
+    for (int m = 0; m < T; m++)
+        mine.sum[m][0] = quad_sum(mine.sum[m][0]), mine.sum[m][1] = quad_sum(mine.sum[m][1]);
+    __syncthreads(); /* the slots are done with */
+    if (part & 1) mine.give(box);
+    __syncthreads();
+    if (!(part & 1)) mine.add(box);
+    __syncthreads();
+    if (part == 2) mine.give(box);
+    __syncthreads();
+    if (part) return;
+    mine.add(box + F::BOX / 16);
+
+    const int real = min(T * TILE, a.n * a.n_rep - tile * TILE);
+#pragma unroll
+    for (int m = 0; m < T; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int r = g + 8 * half;
+            if (m * TILE + r >= real) continue;
+            float *record = code_record(p, tile + m, kv_head, (int)blockIdx.z, D);
+            if (col == 0 && c == 0) record[r] = mine.top[m][half], record[TILE + r] = mine.sum[m][half];
+            float *out = record + 2 * TILE + r * D + col + 8 * c;
+#pragma unroll
+            for (int b = 0; b < CT / 4; b++)
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    *(float4 *)(out + 32 * b + 4 * e) = make_float4(
+                        mine.acc[m][4 * b][2 * half + e], mine.acc[m][4 * b + 1][2 * half + e],
+                        mine.acc[m][4 * b + 2][2 * half + e], mine.acc[m][4 * b + 3][2 * half + e]);
+        }
+    }
+}
+
+/* Nodes to results, rotated back: a block a head of a row, a warp the nodes of a class; a lane has columns
+ * lane + 32 j. T: tiles of attn_codes's blocks. */
+template <int D>
+__global__ void __launch_bounds__(32 * CLASSES) codes_merge(const __grid_constant__ struct codes_args p)
+{
+    constexpr int W = D / 32;
+    __shared__ float box[CLASSES][D], tops[CLASSES], sums[CLASSES];
+    const struct attn &a = p.a;
+    cuda_grid_start();
+    const int lane = threadIdx.x % 32, cls = threadIdx.x / 32;
+    const int kv_head = (int)blockIdx.y, at = a.tile0 * TILE + (int)blockIdx.x, row = row_of(a, at);
+    if (row >= a.n) return;
+    const int pos0 = a.pos[0], bound = a.first ? *a.first : 0, tile = at / TILE, r = at % TILE;
+    const struct span own = visible(a, row, pos0, bound),
+                      all = visible_any(a, a.tile0 + (tile - a.tile0) / a.tiles * a.tiles, a.tiles, pos0,
+                                        bound);
+    float T = -INFINITY, S = 0.0f, Y[W];
+#pragma unroll
+    for (int j = 0; j < W; j++) Y[j] = 0.0f;
+    if (own.hi > own.lo) {
+        const int base = ATTN_CODES_NODE(a.window, all.lo), from = ATTN_CODES_NODE(a.window, own.lo),
+                  to = ATTN_CODES_NODE(a.window, own.hi - 1);
+        int node = from + ((cls - from) & (CLASSES - 1));
+#pragma unroll 2
+        for (; node <= to; node += CLASSES) {
+            const float *record = code_record(p, tile, kv_head, node - base, D);
+            const float t = __ldcg(record + r), s = __ldcg(record + TILE + r);
+            float y[W];
+#pragma unroll
+            for (int j = 0; j < W; j++) y[j] = __ldcg(record + 2 * TILE + r * D + lane + 32 * j);
+            add_result<W>(T, S, Y, t, s, y);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < W; j++) box[cls][lane + 32 * j] = Y[j];
+    if (lane == 0) tops[cls] = T, sums[cls] = S;
+    __syncthreads();
+    if (cls) return;
+#pragma unroll 1
+    for (int i = 1; i < CLASSES; i++) {
+        float y[W];
+#pragma unroll
+        for (int j = 0; j < W; j++) y[j] = box[i][lane + 32 * j];
+        add_result<W>(T, S, Y, tops[i], sums[i], y);
+    }
+#pragma unroll
+    for (int j = 0; j < W; j++) Y[j] = divided(Y[j], S);
+    kv_turn_head<W>(Y, p.v.type, true, true);
+    float *out = a.out + head_of_row(a, row, kv_head, at) * D;
+#pragma unroll
+    for (int j = 0; j < W; j++) out[lane + 32 * j] = Y[j];
+}

@@ -1,0 +1,19 @@
+/* attention/codes.h - how the keys of a quantised cache are cut, for the kernel (codes.cuh) and what plans
+ * it. */
+#ifndef DFLASH_CUDA_ATTENTION_CODES_H
+#define DFLASH_CUDA_ATTENTION_CODES_H
+
+#define ATTN_CODES_LEAF(D) ((D) <= 256 ? 32 : 16) /* keys that a warp has at once */
+#define ATTN_CODES_GROUPS(D) ((D) <= 256 ? 1 : 2) /* of columns, each of warps of its own */
+#define ATTN_CODES_NEAR 4096 /* positions below it have nodes of 256, as windows have; others of 1,024 */
+/* The node of a position, and the first position of a node. */
+#define ATTN_CODES_NODE(window, pos)                                                                         \
+    ((window) || (pos) < ATTN_CODES_NEAR ? (pos) / 256                                                       \
+                                         : ATTN_CODES_NEAR / 256 + ((pos)-ATTN_CODES_NEAR) / 1024)
+#define ATTN_CODES_START(window, node)                                                                       \
+    ((window) || (node) <= ATTN_CODES_NEAR / 256 ? (node)*256                                                \
+                                                 : ATTN_CODES_NEAR + ((node)-ATTN_CODES_NEAR / 256) * 1024)
+/* Bytes from a key to the next of a plane in shared memory: on other banks. */
+#define ATTN_CODES_PITCH(bytes) ((bytes) % 32 || (bytes) == 0 ? (bytes) : (bytes) + 16)
+
+#endif

@@ -1,0 +1,16 @@
+/* attention/codes_launch.cuh - attention over quantised caches (codes.cu), and what it hands the forms for
+ * prompts. */
+#ifndef DFLASH_CUDA_ATTENTION_CODES_LAUNCH_CUH
+#define DFLASH_CUDA_ATTENTION_CODES_LAUNCH_CUH
+
+#include "attention.cuh"
+
+int attn_codes_open(struct cuda_backend *be);
+/* Up to FEW rows; plan: of ATTN_CODES. Keys and values are in the ring. */
+int attn_codes_launch(struct cuda_backend *be, const struct kn_attention *a, const struct attn *base,
+                      const struct attn_plan *plan);
+/* attention/prefill.cu: more rows, plan of ATTN_PREFILL. */
+int attn_prefill_codes_launch(struct cuda_backend *be, const struct kn_attention *a, const struct attn *base,
+                              const struct attn_plan *plan);
+
+#endif
