@@ -318,7 +318,7 @@ $(SERVE_CLIENT): test/serve/client.c
 	$(SAY) LINK $@
 	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Wshadow $(if $(filter 1,$(WERROR)),-Werror) $< -o $@
 
-test sanitize-suites: $(SERVE_CLIENT)
+test sanitize-suites test-gpu-build: $(SERVE_CLIENT)
 
 .PHONY: test-faults
 test-faults: all $(INJECT) $(PAIR_FILES)
@@ -443,6 +443,7 @@ GPU_SUITES = "gpu/mm=$(BUILD)/test/mm_gpu check" \
     "gpu/lossless-pair=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda" \
     "gpu/lossless-low=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --types $(subst $(space),$(comma),$(LOW))" \
     "gpu/lossless-pair-hybrid=$(GPU_LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --types $(HYBRID_TYPES)" \
+    "gpu/serve=test/serve/serve.sh $(BIN) $(DENSE) $(SERVE_CLIENT) 150 bits" \
     "gpu/plans-mtp=$(BUILD)/test/test_gpu --plans $(MTP) $(LOSSLESS_PROMPT)" \
     "gpu/lossless-pair-mtp=$(GPU_LOSSLESS) $(MTP) $(LOSSLESS_PROMPT) --untrained --device cuda --types $(HYBRID_TYPES)" \
     "gpu/lossless-kv=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --types wide --kv" \

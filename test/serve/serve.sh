@@ -1,9 +1,10 @@
 #!/bin/bash
 # serve.sh - dflash-generate --serve with real clients (client.c, and the shell).
 #
-# usage: test/serve/serve.sh BIN_DIR PAIR_DIR CLIENT [LINES]      LINES: random lines a run; default 400
+# usage: test/serve/serve.sh BIN_DIR PAIR_DIR CLIENT [LINES [bits]]      LINES: random lines a run; default 400
+# bits: what is written alone, not what happens when: for a device, which is done before a client can be killed.
 set -u
-bin=$(cd "$1" && pwd) pair=$(cd "$2" && pwd) client=$(cd "$(dirname "$3")" && pwd)/$(basename "$3") lines=${4:-400}
+bin=$(cd "$1" && pwd) pair=$(cd "$2" && pwd) client=$(cd "$(dirname "$3")" && pwd)/$(basename "$3") lines=${4:-400} only=${5:-}
 src=$(cd "$(dirname "$0")/../.." && pwd)
 export PATH="$bin:$PATH" LC_ALL=C
 work=$(mktemp -d)
@@ -37,9 +38,9 @@ set_up() { # DIR TARGET: prompts, and what dflash-generate alone writes for them
     { head -c 512 "$d/all"; head -c 300 "$d/other"; } >"$d/c.tok"
     head -c 360 "$d/other" >"$d/d.tok"
     for p in a b c d; do
-        dflash-generate -q -m "$t" -n 24 --ignore-eos <"$d/$p.tok" >"$d/$p.0.out"
-        dflash-generate -q -m "$t" -n 24 --ignore-eos --temp 0.8 --top-p 0.95 --top-k 40 --repeat-penalty 1.1 --seed 7 <"$d/$p.tok" >"$d/$p.1.out"
-        dflash-generate -q -m "$t" -n 24 --ignore-eos --temp 1 --seed 9 --frequency-penalty 0.2 --presence-penalty 0.1 <"$d/$p.tok" >"$d/$p.2.out"
+        dflash-generate -q -m "$t" -n 24 --chunk 64 --ignore-eos <"$d/$p.tok" >"$d/$p.0.out"
+        dflash-generate -q -m "$t" -n 24 --chunk 64 --ignore-eos --temp 0.8 --top-p 0.95 --top-k 40 --repeat-penalty 1.1 --seed 7 <"$d/$p.tok" >"$d/$p.1.out"
+        dflash-generate -q -m "$t" -n 24 --chunk 64 --ignore-eos --temp 1 --seed 9 --frequency-penalty 0.2 --presence-penalty 0.1 <"$d/$p.tok" >"$d/$p.2.out"
     done
 }
 
@@ -111,14 +112,14 @@ json() {
         '{"id":3,"file":"'"$p"'/a.tok","seed":0,"temp":1,"n":9}' '{"id":4,"file":"'"$p"'/a.tok","seed":0,"temp":1,"n":9}' |
         serve >re
     dflash-tokenize -m "$t" --decode <"$p/a.0.out" >text
-    dflash-generate -q -m "$t" -n 9 --ignore-eos --temp 1 <"$p/a.tok" >seed0
+    dflash-generate -q -m "$t" -n 9 --chunk 64 --ignore-eos --temp 1 <"$p/a.tok" >seed0
     sed -n 's/.*"id":"x".*"text":"\(.*\)"}$/\1/p' re | tr -d '\n' >escaped
     printf '%b' "$(sed 's/\\"/"/g' escaped)" | cmp - text || return 1
     grep -q '"id":2,.*"done":true,"stop":"stop","stop_id":.*"generated_tokens":5,' re || return 1
     for i in 3 4; do sed -n "s/.*\"id\":$i,\"tokens\":\[\(.*\)\].*/\1/p" re | tr ',' '\n' | diff - <(ids seed0) || return 1; done
     # a stop text ends with the token that completes it
     words=$(head -c 30 text | tail -c 8)
-    dflash-generate -q -m "$t" -n 24 --ignore-eos --stop-text "$words" <"$p/a.tok" >cut.tok
+    dflash-generate -q -m "$t" -n 24 --chunk 64 --ignore-eos --stop-text "$words" <"$p/a.tok" >cut.tok
     printf '{"id":1,"file":"%s","n":24,"stop_text":["zzzz","%s"]}\n' "$p/a.tok" "$(printf %s "$words" | sed 's/[\\"]/\\&/g' | sed ':a;N;$!ba;s/\n/\\n/g')" | serve >re
     grep -q '"stop":"text","stop_text":' re && sed -n 's/.*"tokens":\[\(.*\)\].*/\1/p' re | tr ',' '\n' | diff - <(ids cut.tok)
 }
@@ -129,6 +130,31 @@ seeds() { # 0 is random in samp=; whatever the seed, the line is drafted as it i
     split -b 100 st part. && ! cmp -s part.aa part.ab && cmp part.ac part.ad
 }
 check seeds seeds
+
+# Behind a kept beginning the same is written as without one, where a prompt is run as prompts are (on a device a chunk of
+# more than 64 tokens has a precision of its own), greedy and sampled.
+cold() { # TARGET DRAFTER CHUNK
+    n=0
+    for f in all b c a all; do
+        for how in '' ',"temp":0.9,"seed":4'; do
+            for cache in '' ',"cache":false'; do
+                n=$((n + 1))
+                printf '{"id":%d,"file":"%s/%s","n":40%s%s}\n' $n "$p" "$([ $f = all ] && echo all || echo $f.tok)" "$how" "$cache"
+            done
+        done
+    done | dflash-generate -q -m "$1" -d "$2" --serve --ignore-eos --ctx 2048 --chunk "$3" >re
+    for ((i = 1; i <= 20; i++)); do sed -n "s/.*\"id\":$i,\"tokens\":\[\(.*\)\].*/\1/p" re | tr ',' '\n' >cold.$i; done
+    for ((i = 1; i < 20; i += 2)); do [ "$(wc -l <cold.$i)" = 40 ] && cmp cold.$i cold.$((i + 1)) || return 1; done
+    [ "$(grep -c '"done":true.*"cached_tokens":[1-9]' re)" -ge 7 ]
+}
+check cold-dense cold "$dense" "$dense_d" 100
+p=$work/hybrid
+check cold-hybrid cold "$hybrid" "$hybrid_d" 128
+p=$work/dense
+[ "$only" != bits ] || {
+    echo "serve: $failed failed"
+    exit "$failed"
+}
 
 limits() {
     printf '%s\n' "$p/a.tok 300" '{"id":1,"file":"'"$p"'/a.tok"}' '{"id":2,"prompt":[1,2,3],"n":600}' '{"id":3,"prompt":[1,2,3],"n":2,"timeout_s":0.000001}' | serve --stream-fd 3 3>st >re
