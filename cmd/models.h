@@ -93,9 +93,9 @@ int models_open(struct models *m, const struct cli *c, struct err *e);
 /* session_new over the models; ERR_DEVICE where it does not fit the device's memory, saying what would. */
 int models_session(struct models *m, const struct cli *c, const struct session_options *o, struct session **s,
                    struct err *e);
-/* engine_open over them, with that source (NULL: none); the same refusal. */
+/* engine_open over them, with that source (NULL: none); the same refusal, for so many streams. */
 int models_engine(struct models *m, const struct cli *c, const struct session_options *o,
-                  struct source *source, struct engine **g, struct err *e);
+                  struct source *source, int32_t streams, struct engine **g, struct err *e);
 /* A model's memory is given back, and taken again: opened by its path, and refused (ERR_FORMAT) where that is
  * another file by now. No engine and no session is there. Parked, m->target or m->drafter is NULL. */
 enum { MODELS_TARGET = 1, MODELS_DRAFTER = 2 };
