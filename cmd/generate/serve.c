@@ -196,8 +196,8 @@ static void start_jobs(struct server *sv)
 {
     for (struct job *j = sv->jobs, *next; j; j = next) {
         next = j->next;
-        if (j->phase != JOB_WAITS) continue;
         if (!j->end && j->deadline > 0 && cli_seconds() > j->deadline) j->end = "timeout";
+        if (j->phase != JOB_WAITS) continue;
         if (j->end)
             job_end(j, sv);
         else if (sv->running < sv->set->serve.streams && !sv->waits)
@@ -255,7 +255,7 @@ static short wants_out(const struct outbox *o)
 static int watch_all(struct watch *w, const struct server *sv)
 {
     w->n = 0;
-    if (watch(w, wake[0], POLLIN) || watch(w, sv->listen, POLLIN)) return -1;
+    if (watch(w, wake[0], POLLIN) || watch(w, sv->full ? -1 : sv->listen, POLLIN)) return -1;
     for (const struct client *c = sv->clients; c; c = c->next) {
         const bool reads = c->in >= 0 && client_takes(c);
         if (watch(w, reads ? c->in : -1, POLLIN) || watch(w, fd_of(&c->reply), wants_out(&c->reply)) ||
@@ -285,7 +285,7 @@ static int wait_ms(const struct server *sv, bool busy)
     double first = 0;
     if (busy) return 0;
     for (const struct job *j = sv->jobs; j; j = j->next)
-        if (j->deadline > 0 && (first == 0 || j->deadline < first)) first = j->deadline;
+        if (j->deadline > 0 && !j->end && (first == 0 || j->deadline < first)) first = j->deadline;
     const double ms = first > 0 ? (first - cli_seconds()) * 1000 + 1 : -1;
     return first == 0 ? -1 : ms < 0 ? 0 : ms > 1e6 ? 1000000 : (int)ms;
 }

@@ -122,6 +122,7 @@ struct server {
         bool json;
     } * waits;
     int listen, root;
+    bool full; /* no descriptor is left for another client */
     bool quits;
     int64_t n_requests, n_errors, n_cancelled, n_tokens, n_prompt, n_reused, n_accepted, n_drafted;
     double started, last_used;

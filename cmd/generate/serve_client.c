@@ -165,6 +165,7 @@ void client_free(struct client *c)
     }
     if (c->kept) serve_drop(c->sv, c->kept);
     if (c->reply.socket) close(c->reply.fd);
+    c->sv->full = false;
     mem_free(c->reply.p);
     mem_free(c->tokens.p);
     mem_free(c->buf);
@@ -297,7 +298,10 @@ void serve_accept(struct server *sv)
 {
     for (;;) {
         const int fd = accept4(sv->listen, NULL, NULL, SOCK_CLOEXEC);
-        if (fd < 0) return; /* nobody, or he has gone, or no descriptor is left for him now */
+        if (fd < 0) { /* nobody, or he has gone, or he waits until somebody goes */
+            sv->full = errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
+            return;
+        }
         if (!client_new(sv, fd, fd, -1, true)) close(fd);
     }
 }

@@ -384,7 +384,6 @@ void job_step(struct job *j, struct server *sv)
     struct err e = {0};
     const enum job_phase phase = j->phase;
     int rc = 0;
-    if (!j->end && j->deadline > 0 && cli_seconds() > j->deadline) j->end = "timeout";
     if (!j->end && j->form == JOB_STREAM && j->c->tokens.dead) j->end = "stream_closed";
     if (j->end) return job_end(j, sv);
     const double start = cli_seconds();

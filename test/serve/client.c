@@ -120,6 +120,7 @@ struct sent {
 
 static struct sent *sent;
 static int n_sent;
+static bool drafts;                             /* the process has a drafter */
 static bool parked, undrafted;                  /* target, drafter, when the lines before were read */
 static bool slot_full[SLOTS], slot_bare[SLOTS]; /* bare: without a drafter's context */
 static int slot_prompt[SLOTS], slot_pos[SLOTS];
@@ -232,7 +233,7 @@ static void say_park(void)
     const uint32_t w = rnd(4);
     say("park %s", what[w]);
     add(NOTHING, NULL);
-    parked |= w > 0, undrafted |= w != 1;
+    parked |= w > 0, undrafted |= drafts && w != 1;
     if (rnd(3)) return;
     say("unpark");
     add(NOTHING, NULL);
@@ -460,6 +461,7 @@ static void lines(int count, char **program)
 {
     int in[2], from[2], tokens[2], status;
     const bool parks = rnd(2);
+    for (char **p = program; *p; p++) drafts |= !strcmp(*p, "-d");
     for (int i = 0; i < count; i++) say_line(true, parks);
     if (pipe(in) || pipe(from) || pipe(tokens)) fail("pipe: %s", strerror(errno));
     const pid_t pid = fork();

@@ -53,7 +53,7 @@ common="--serve --ignore-eos --ctx 512 --chunk 64"
 check lines-dense "$client" lines 1 "$lines" "$work/dense" dflash-generate -q -m "$dense" -d "$dense_d" $common --stream-fd 9
 check lines-dense-2 "$client" lines 2 "$lines" "$work/dense" dflash-generate -q -m "$dense" -d "$dense_d" $common --stream-fd 9 --streams 3 --width 4
 check lines-plain "$client" lines 3 "$lines" "$work/dense" dflash-generate -q -m "$dense" $common --stream-fd 9 --streams 2
-check lines-small "$client" lines 4 "$lines" "$work/dense" dflash-generate -q -m "$dense" -d "$dense_d" $common --stream-fd 9 --slot-bytes 12000000
+check lines-small "$client" lines 4 "$lines" "$work/dense" dflash-generate -q -m "$dense" -d "$dense_d" $common --stream-fd 9 --lookup on --slot-bytes 16000000
 check lines-hybrid "$client" lines 5 "$lines" "$work/hybrid" dflash-generate -q -m "$hybrid" -d "$hybrid_d" $common --stream-fd 9 --streams 2
 check lines-hybrid-2 "$client" lines 6 "$lines" "$work/hybrid" dflash-generate -q -m "$hybrid" -d "$hybrid_d" $common --stream-fd 9 --width 5 --slot-bytes 40000000
 
@@ -291,6 +291,15 @@ roots() {
     ask '{"id":1,"file":"a.tok","n":2}' | grep -q '"error":"bad_args".*--root' && ended HUP 129
 }
 check roots roots
+
+# a request's time ends, and a place is free, also where its client reads nothing
+stuck() {
+    begin
+    { for ((i = 0; i < 3000; i++)); do echo '{"op":"stats"}'; done; echo '{"id":1,"prompt":[5],"n":400,"timeout_s":0.2}'; sleep 2; } | "$client" talk s | sleep 2 &
+    sleep 1
+    ask '{"op":"stats"}' | grep -q '"running":0,"waiting":0' && ended TERM 143
+}
+check stuck stuck
 
 # clients that are killed, that do not read, that come while another process listens
 killed() {
