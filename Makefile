@@ -363,7 +363,7 @@ test-sanitize-plan:
 
 # On a machine with an NVIDIA GPU: every CUDA operation against the CPU's, rows bit by bit, the pair's logits and drafts, and
 # the losslessness of drafted output on the device.
-GPU_TESTS := test_gpu families_gpu memory_gpu test_many table_gpu chain_delta_gpu
+GPU_TESTS := test_gpu families_gpu memory_gpu test_many table_gpu chain_delta_gpu trees_gpu
 $(GPU_TESTS:%=$(BUILD)/test/%): $(BUILD)/test/%: $$(wildcard test/gpu/*/$$*.c test/gpu/*/$$*_*.c) test/gpu/harness.c $(CUDA_OBJ) $(LIB) $$(wildcard test/gpu/*.h test/gpu/*/*.h test/unit/*/*.h)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
@@ -426,7 +426,7 @@ bench-mixes: all
 		--rows 1,2,16,17,64,65,128,512 || exit; done
 
 .PHONY: test-gpu test-gpu-build
-test-gpu-build: $(BUILD)/test/mm_gpu $(BUILD)/test/attention_gpu $(BUILD)/test/table_gpu $(BUILD)/test/memory_gpu $(BUILD)/test/limits_gpu $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/experts_gpu $(BUILD)/test/experts_bench $(BUILD)/test/chain_gpu $(BUILD)/test/chain_delta_gpu $(BUILD)/test/lossless_gpu
+test-gpu-build: $(BUILD)/test/mm_gpu $(BUILD)/test/attention_gpu $(BUILD)/test/table_gpu $(BUILD)/test/memory_gpu $(BUILD)/test/limits_gpu $(BUILD)/test/test_gpu $(BUILD)/test/test_many $(BUILD)/test/families_gpu $(BUILD)/test/experts_gpu $(BUILD)/test/experts_bench $(BUILD)/test/chain_gpu $(BUILD)/test/chain_delta_gpu $(BUILD)/test/trees_gpu $(BUILD)/test/lossless_gpu
 test-gpu: all test-gpu-build $(PAIR_FILES)
 	@FACTS="cc=$$($(BUILD)/test/mm_gpu cc)" test/run.sh gpu $(BUILD)/test/gpu.log $(GPU_SUITES)
 GPU_LOSSLESS = $(BUILD)/test/lossless_gpu
@@ -439,6 +439,7 @@ GPU_SUITES = "gpu/mm=$(BUILD)/test/mm_gpu check" \
     "gpu/test_gpu-generic=$(BUILD)/test/test_gpu --generic $(DENSE) $(LOSSLESS_PROMPT)" \
     "gpu/families=$(BUILD)/test/families_gpu" "gpu/families-generic=$(BUILD)/test/families_gpu --generic" \
     "gpu/experts=$(BUILD)/test/experts_gpu" "gpu/experts-generic=$(BUILD)/test/experts_gpu --generic" \
+    "gpu/trees=$(BUILD)/test/trees_gpu" "gpu/trees-generic=$(BUILD)/test/trees_gpu --generic" \
     "gpu/chain=$(BUILD)/test/chain_gpu" "gpu/chain-delta=$(BUILD)/test/chain_delta_gpu" \
     "gpu/lossless-pair=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda" \
     "gpu/lossless-low=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --types $(subst $(space),$(comma),$(LOW))" \
@@ -493,7 +494,7 @@ SANITIZE_INJECT := convert-q4_k_m quantize inspect-pair inspect-check tokenize-s
 FUZZ_SECONDS ?= 60
 FUZZ_CC      ?= clang
 FUZZ_NAMES   := $(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c))
-FUZZ_SRC     := $(COMMON_SRC) kernels/kv.c $(addprefix kernels/blocks/,types.c half.c decode.c) # what parsers need
+FUZZ_SRC     := $(COMMON_SRC) kernels/kv.c kernels/noise.c $(addprefix kernels/blocks/,types.c half.c decode.c) # what parsers need
 FUZZ_OBJ     := $(FUZZ_SRC:%.c=build-fuzz/obj/%.o)
 FUZZ_FLAGS   := -std=c11 -D_GNU_SOURCE -O1 -g -w -fno-omit-frame-pointer -fsanitize=address,undefined \
                 -fno-sanitize-recover=all -DTOK_CACHE=16 -DMAX_VOCAB=512

@@ -149,6 +149,11 @@ static void describe(const struct models *all, const struct cli *c, const char *
         tell_stops(c, role, m);
         return;
     }
+    if (d->arch == DESC_GEMMA4_ASSISTANT) {
+        cli_detail(c, "%s: reads the target's caches and its last hidden state: %d rows a block%s", role,
+                   d->block_size, d->n_clusters ? ", ids in clusters" : "");
+        return;
+    }
     if (d->arch == DESC_QWEN35_MTP) {
         cli_detail(c, "%s: the MTP block blk.%d %s: %d rows a block, %d proposals, one after the other", role,
                    d->first_block, d->apart ? "in a file of its own" : "in the target's file", d->block_size,

@@ -12,6 +12,31 @@
 
 #define TIMED_S 0.3 /* measuring at load takes at most */
 
+static void check_tree(struct plan_flags *f, const struct cli *c)
+{
+    f->tree_fixed = f->tree && strcmp(f->tree, "auto") != 0;
+    f->seeded = f->tree_seed && !strcmp(f->tree_seed, "chain");
+    if (f->tree_seed && !f->seeded && strcmp(f->tree_seed, "none") != 0)
+        cli_usage_error(c, "--tree-seed: expected chain or none, got '%s'", f->tree_seed);
+    if (f->tree_seed && !f->tree) cli_usage_error(c, "--tree-seed needs --tree");
+    if (!f->tree) return;
+    f->tree_most = SESSION_MAX_ROWS - 1;
+    if (f->tree_fixed) {
+        char *end;
+        errno = 0;
+        const long v = strtol(f->tree, &end, 10);
+        if (f->tree[strspn(f->tree, "0123456789")] || !*f->tree || errno || *end)
+            cli_usage_error(c, "--tree: not a number of proposals (expected auto or N, got '%s')", f->tree);
+        if (v < 1 || v >= SESSION_MAX_ROWS)
+            cli_usage_error(c, "--tree: out of range (expected auto or 1 to %d proposals, got %s)",
+                            SESSION_MAX_ROWS - 1, f->tree);
+        f->tree_most = (int32_t)v;
+    }
+    if (f->width && (f->tree_fixed || strcmp(f->width, "auto") != 0))
+        cli_usage_error(c, "--width %s and --tree %s: both say the rows (expected one of them%s)", f->width,
+                        f->tree, f->tree_fixed ? "" : ", or --width auto");
+}
+
 void plan_flags_check(struct plan_flags *f, const struct cli *c)
 {
     const bool fixed = f->width && strcmp(f->width, "auto");
@@ -26,8 +51,12 @@ void plan_flags_check(struct plan_flags *f, const struct cli *c)
                             f->width);
         f->rows = (int32_t)v;
     }
-    if (fixed && f->times_path) cli_usage_error(c, "--plan-times does nothing with --width N");
-    if (fixed && f->calibration_path) cli_usage_error(c, "--calibration does nothing with --width N");
+    check_tree(f, c);
+    const char *by = fixed ? "width" : "tree";
+    if ((fixed || f->tree_fixed) && f->times_path)
+        cli_usage_error(c, "--plan-times does nothing with --%s N", by);
+    if ((fixed || f->tree_fixed) && f->calibration_path)
+        cli_usage_error(c, "--calibration does nothing with --%s N", by);
 }
 
 int plan_flags_read(struct plan_flags *f, struct err *e)
@@ -87,7 +116,7 @@ int plan_flags_open(struct plan_flags *f, struct session *s, bool look_only, con
 {
     int32_t counts[SESSION_MAX_ROWS];
     f->planner = (struct planner){0};
-    if (f->rows || (!s->source && !s->o.look)) return 0;
+    if (!plan_flags_auto(f) || (!s->source && !s->o.look)) return 0;
     const int32_t n =
         planner_auto_counts(s->source ? s->o.block : 1, s->o.look, s->op->replay != NULL, counts);
     if (measure(f, s, sampler, counts, n, e)) return -1;
@@ -164,4 +193,12 @@ json_t *plan_flags_json(const struct plan_flags *f)
     json_object_set_new(j, "times_guessed", json_integer(f->guessed));
     json_object_set_new(j, "why", json_string(planner_auto_why(&f->a, why, sizeof why)));
     return j;
+}
+
+json_t *plan_flags_tree(const struct plan_flags *f)
+{
+    if (!f->tree) return json_null();
+    return json_pack("{s:o,s:s}", "proposals",
+                     f->tree_fixed ? json_integer(f->tree_most) : json_string("auto"), "seed",
+                     f->seeded ? "chain" : "none");
 }

@@ -1,4 +1,5 @@
-/* plan_flags.h - the flags that say how cycles are planned: --width, --plan-times, --calibration.
+/* plan_flags.h - the flags that say how cycles are planned: --width, --tree, --tree-seed, --plan-times,
+ * --calibration.
  *
  * A program puts PLAN_FLAGS(f) into its flag table, calls plan_flags_check after cli_parse, plan_flags_read
  * before models are opened, and plan_flags_open when a stream has its prompt. */
@@ -12,7 +13,11 @@
 
 struct plan_flags {
     const char *width, *times_path, *calibration_path; /* as given, or NULL */
-    int32_t rows;                                      /* of --width N; 0: automatic */
+    const char *tree, *tree_seed;                      /* the same */
+    int32_t rows;                                      /* of --width N; 0: automatic, or of a tree */
+    int32_t tree_most; /* proposals of a tree at most; 0: chains alone */
+    bool tree_fixed;   /* --tree N: so many every cycle */
+    bool seeded;       /* --tree-seed chain */
     struct plan_times times;                           /* of the file; else measured at the first stream */
     struct calibration calibration;
     bool timed;             /* times are there */
@@ -31,6 +36,20 @@ struct plan_flags {
      "rows verified a cycle: as pays, drafting only where it does (auto, the default), or N at most",        \
      0,                                                                                                      \
      0},                                                                                                     \
+        {"--tree",                                                                                           \
+         CLI_STR,                                                                                            \
+         &(f).tree,                                                                                          \
+         "auto|N",                                                                                           \
+         "verify trees of the drafter's candidates: of N proposals every cycle, or as pays",                 \
+         0,                                                                                                  \
+         0},                                                                                                 \
+        {"--tree-seed",                                                                                      \
+         CLI_STR,                                                                                            \
+         &(f).tree_seed,                                                                                     \
+         "NAME",                                                                                             \
+         "what a tree begins with: none (the default: the likeliest path is next) or chain",                 \
+         0,                                                                                                  \
+         0},                                                                                                 \
         {"--plan-times",                                                                                     \
          CLI_STR,                                                                                            \
          &(f).times_path,                                                                                    \
@@ -43,11 +62,11 @@ struct plan_flags {
             "what dflash-bench calibrate learnt of the drafter (default: what holds for most)", 0, 0         \
     }
 
-/* Usage errors: a width that is none, or files that --width N has no use for. */
+/* Usage errors: a width or tree that is none, both, or files that --width N and --tree N have no use for. */
 void plan_flags_check(struct plan_flags *f, const struct cli *c);
 static inline bool plan_flags_auto(const struct plan_flags *f)
 {
-    return !f->rows;
+    return !f->rows && !f->tree_fixed;
 }
 /* The files. */
 int plan_flags_read(struct plan_flags *f, struct err *e);
@@ -58,6 +77,8 @@ int plan_flags_open(struct plan_flags *f, struct session *s, bool look_only, con
                     struct err *e);
 /* What it did, in a few lines, with -v; where drafting is off, why. */
 void plan_flags_print(const struct plan_flags *f, const struct cli *c);
+/* --tree and its seed as settings: null, or {"proposals": N or "auto", "seed": NAME}. */
+json_t *plan_flags_tree(const struct plan_flags *f);
 /* What it did, for --stats and reports; null without a planner. */
 json_t *plan_flags_json(const struct plan_flags *f);
 

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Measure a pair on held-out files, or cut the prompts of data/prompts from them.
+"""Measure a pair, or several drafters of one target, on held-out files, or cut the prompts of data/prompts from them.
 
 usage: measure_pair.py measure PAIR_DIR CORPUS_DIR OUT.json    PAIR_DIR holds target/ (with tokenizer.json) and drafter/
+       measure_pair.py heads PAIR_DIR OUT.json NAME[:P]...     PAIR_DIR holds target/, each NAME/ and train_pair.py's prompts.npz
        measure_pair.py prompts PAIR_DIR CORPUS_DIR PROMPT_DIR
 
 The weights are used as the files round them, the arithmetic is float32. tau counts the tokens a cycle, the target's own next
 token included: every stream is walked as the verify loop would walk it. "first 64" ends the walk 64 tokens after the prompt: a
 small model repeats itself when greedy, and what repeats is easy to draft, so that column and those at T = 0.8 are the ones to
-trust. Prompts are 128 tokens from a random place of a held-out file; 384 tokens follow. A needle is a five-digit key planted
-in held-out text and asked for at the end; it is found when the greedy answer equals it.
+trust. P cuts a draft to its first P tokens (an MTP block goes on to P); drafters are compared on the same streams. Prompts are
+128 tokens from a random place of a held-out file; 384 tokens follow. A needle is a five-digit key planted in held-out text and
+asked for at the end; it is found when the greedy answer equals it.
 """
 import json
 import math
@@ -18,11 +20,13 @@ import re
 import sys
 import time
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
-from pair_model import Drafter, Generator, accepted_lengths, load_target
+from pair_heads import load_drafter
+from pair_model import Generator, accepted_lengths, load_target
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TINY = DEVICE.type == "cpu"
@@ -83,7 +87,7 @@ def measure(pair, corpus, path):
     random.seed(4)
     start = time.time()
     target = load_target(os.path.join(pair, "target"), DEVICE)
-    drafter = Drafter.load(os.path.join(pair, "drafter"), DEVICE)
+    drafter = load_drafter(os.path.join(pair, "drafter"), DEVICE)
     tokenizer = Tokenizer.from_file(os.path.join(pair, "target", "tokenizer.json"))
     held_out = read_held_out(corpus, tokenizer)
     report = {"prompts of a kind": N_PROMPTS, "prompt tokens": PROMPT, "new tokens": NEW, "tau": {}, "needle found": {},
@@ -101,7 +105,7 @@ def measure(pair, corpus, path):
         prompts = torch.tensor(prompts, device=DEVICE)
         for name, temperature in (("greedy", 0.0), ("T=0.8", 0.8)):
             streams = generator(prompts, torch.full((N_PROMPTS,), temperature, device=DEVICE)).clone()
-            tau, shares = accepted_lengths(target, drafter, streams, PROMPT, PROMPT + NEW - drafter.B)
+            tau, shares = accepted_lengths(target, drafter, streams, PROMPT, PROMPT + NEW - 1 - drafter.P)
             first = accepted_lengths(target, drafter, streams, PROMPT, PROMPT + 64)[0]
             grams = sum(len({tuple(r[i:i + 4]) for i in range(PROMPT, len(r) - 4)}) / (len(r) - 4 - PROMPT) for r in streams.tolist())
             report["tau"]["%s %s" % (kind, name)] = {
@@ -130,6 +134,35 @@ def measure(pair, corpus, path):
         f.write("\n")
 
 
+def measure_heads(pair, path, names):
+    torch.manual_seed(4)
+    start, report = time.time(), {"prompts of a kind": N_PROMPTS, "prompt tokens": PROMPT, "new tokens": NEW, "tau": {}}
+    target = load_target(os.path.join(pair, "target"), DEVICE)
+    prompts, streams = np.load(os.path.join(pair, "prompts.npz")), {}
+    generator = Generator(target, N_PROMPTS, PROMPT, NEW, torch.float32)
+    for kind in ("python", "manual"):
+        for name, temperature in (("greedy", 0.0), ("T=0.8", 0.8)):
+            ids = torch.from_numpy(prompts["test_" + kind][:N_PROMPTS].astype(np.int64)).to(DEVICE)
+            streams["%s %s" % (kind, name)] = generator(ids, torch.full((N_PROMPTS,), temperature, device=DEVICE)).clone()
+    del generator
+    print("[%6.1f] streams" % (time.time() - start), flush=True)
+    for name in names:
+        folder, proposals = (name + ":").split(":")[:2]
+        drafter = load_drafter(os.path.join(pair, folder), DEVICE)
+        drafter.P = int(proposals) if proposals else drafter.P
+        label = "%s, %d proposals" % (folder, drafter.P)
+        row = report["tau"][label] = {"parameters": sum(p.numel() for p in drafter.parameters())}
+        for kind, tokens in streams.items():
+            first, all_of_it = (accepted_lengths(target, drafter, tokens, PROMPT, end) for end in (PROMPT + 64, PROMPT + NEW - 8))
+            row[kind] = {"first 64 tokens": round(first[0], 3), "all": round(all_of_it[0], 3),
+                         "shares of cycles by tokens 1..B": [round(s, 4) for s in all_of_it[1]]}
+        print("[%6.1f] %-24s first 64 / all: %s" % (time.time() - start, label, "; ".join(
+            "%s %.3f / %.3f" % (kind, row[kind]["first 64 tokens"], row[kind]["all"]) for kind in streams)), flush=True)
+        with open(path, "w") as f:  # after each, so that what is measured stays
+            json.dump(report, f, indent=1)
+            f.write("\n")
+
+
 def write_prompts(pair, corpus, folder):
     """Eight prompts of either kind, cut at the start of a line in files that were held out; the last one is long."""
     random.seed(6)
@@ -156,6 +189,9 @@ def write_prompts(pair, corpus, folder):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 5 or sys.argv[1] not in ("measure", "prompts"):
+    if len(sys.argv) >= 5 and sys.argv[1] == "heads":
+        measure_heads(*sys.argv[2:4], sys.argv[4:])
+    elif len(sys.argv) == 5 and sys.argv[1] in ("measure", "prompts"):
+        {"measure": measure, "prompts": write_prompts}[sys.argv[1]](*sys.argv[2:])
+    else:
         sys.exit(__doc__)
-    {"measure": measure, "prompts": write_prompts}[sys.argv[1]](*sys.argv[2:])

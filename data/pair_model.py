@@ -1,10 +1,12 @@
-"""The small pairs as PyTorch modules: a Qwen3 or a Qwen3.5 target, and the DFlash drafter that proposes tokens for it.
+"""The small pairs as PyTorch modules: a Qwen3 or a Qwen3.5 target, and the DFlash drafter that proposes tokens for it. The other
+kinds of drafter are in pair_heads.py.
 
 All keep the weights of their layers in stacks, one tensor [layers that have it, out, in] a kind, in float32; a pass runs in the
 dtype that it is given (the residual stream, the norms and the delta nets' states always in float32). Rope angles are float32
 throughout: a bf16 cast of the frequencies moves logits visibly. save() and load() speak the Hugging Face layout.
 
-Letters: b batch, T tokens, E hidden size, H query heads, G key/value heads, D head size, N anchors, B block size, V vocabulary.
+Letters: b batch, T tokens, E hidden size, H query heads, G key/value heads, D head size, N anchors, B rows of a block, P proposals
+of one, V vocabulary.
 """
 import json
 import math
@@ -41,6 +43,7 @@ def rope(x, cos, sin):
 class Stack(nn.Module):
     """What targets and drafter share: weights, projections, the MLP, files."""
     gated, plus = False, 0.0  # an output gate beside each query; what norms add to their weight
+    every = EVERY             # what every layer has
 
     def __init__(self, config):
         super().__init__()
@@ -83,6 +86,14 @@ class Stack(nn.Module):
         z = self.normed(y, name + "_norm", self.row[layer], torch.float32)
         return rope(z, self.cos[positions].unsqueeze(-2), self.sin[positions].unsqueeze(-2)).to(y.dtype)
 
+    def queries(self, n, i, positions):
+        """-> [..., H, D], what is done with the heads' output."""
+        if not self.gated:
+            return self.heads(n, "q", i, self.H, positions), lambda y: y
+        y = F.linear(n, self.q[self.row[i]].to(n.dtype)).unflatten(-1, (self.H, 2 * self.D))
+        q, gate = y.split(self.D, -1)
+        return self.turned(q, "q", i, positions), lambda y: y * gate.sigmoid()
+
     def values(self, x, layer):
         return F.linear(x, self.v[self.row[layer]].to(x.dtype)).unflatten(-1, (self.G, self.D))
 
@@ -94,7 +105,7 @@ class Stack(nn.Module):
         """-> {name in the file: the parameter, or its part}."""
         out = {}
         for layer in range(self.L):
-            for own, theirs in EVERY.items():
+            for own, theirs in self.every.items():
                 out["layers.%d.%s" % (layer, theirs)] = getattr(self, own)[layer]
             for own, theirs in (DELTA if self.delta[layer] else ATTENTION).items():
                 part = getattr(self, own)[self.row[layer]]
@@ -165,10 +176,6 @@ class Target(Stack):
         y = (weights @ values.transpose(1, 2)).flatten(1, 2)
         return F.linear(gate(y).flatten(1), self.o[self.row[i]].to(n.dtype))
 
-    def queries(self, n, i, positions):
-        """-> [..., H, D], what is done with the heads' output."""
-        return self.heads(n, "q", i, self.H, positions), lambda y: y
-
     def mix(self, n, i, cache):
         return self.attend(n, i, cache)
 
@@ -224,11 +231,6 @@ class HybridTarget(Target):
         return (torch.zeros(batch, self.taps - 1, self.qkv.shape[1], dtype=dtype, device=device),
                 torch.zeros(batch, self.V, self.d, self.d, device=device))
 
-    def queries(self, n, i, positions):
-        y = F.linear(n, self.q[self.row[i]].to(n.dtype)).unflatten(-1, (self.H, 2 * self.D))
-        q, gate = y.split(self.D, -1)
-        return self.turned(q, "q", i, positions), lambda y: y * gate.sigmoid()
-
     def parts(self, mixed, n, r):
         """mixed [..., width] after the convolution, float32 -> q, k, v, log decay, beta of delta_chunks and delta_step."""
         q, k, v = mixed.split([self.K * self.d, self.K * self.d, self.V * self.d], -1)
@@ -270,23 +272,38 @@ def load_target(folder, device):
     return {"qwen3": Target, "qwen3_5_text": HybridTarget}[kind].load(folder, device)
 
 
+def part(config, key):
+    """A key of a drafter's config, nested or flat."""
+    return config["dflash_config"][key] if key in config.get("dflash_config", ()) else config[key]
+
+
 class Drafter(Stack):
-    """Its keys and values are made of the target's features, which all layers share, and of the block itself: the anchor and
-    B - 1 mask tokens. Row r names the token at its own position, anchor + r; row 0 is unused."""
+    """DFlash. Its keys and values are made of the target's features, which all layers share, and of the block itself: the anchor
+    and B - 1 mask tokens. Row r names the token at its own position, anchor + r; row 0 is unused.
+
+    Proposal j of every kind is for position anchor + 1 + j. What all kinds are given: tokens [b, T]; anchors [b, N], positions
+    whose features and later ones stay unseen; finals [b, T, E] and features [b, T, n_taps * E], the target's final-normed rows and
+    its taps; the target, for its embedding and head."""
     prefix, extra = "", {"fc": "fc.weight", "hidden_norm": "hidden_norm.weight"}
+    first = 1  # the row of the first proposal
 
     def __init__(self, config):
         super().__init__(config)
-        self.taps, self.mask_id = (config["dflash_config"][k] for k in ("target_layer_ids", "mask_token_id"))
-        self.B, self.W = config["block_size"], config["sliding_window"]
+        self.taps, self.mask_id = part(config, "target_layer_ids"), part(config, "mask_token_id")
+        self.B, self.W = part(config, "block_size"), config["sliding_window"] or config["max_position_embeddings"]
+        self.P = self.B - self.first
         self.sliding = [t == "sliding_attention" for t in config["layer_types"]]
+        self.causal = [config.get("is_causal", sliding) for sliding in self.sliding]  # within the block
         E, wide = config["hidden_size"], config["hidden_size"] * len(self.taps)
         self.fc = nn.Parameter(torch.randn(E, wide) * 0.5 * wide ** -0.5)
         self.hidden_norm = nn.Parameter(torch.ones(E))
 
+    def around(self, n, i, sublayer):
+        """n, the normed input of "attention" or "mlp" -> what it becomes, what is done with the sublayer's output."""
+        return n, lambda y: y
+
     def forward(self, features, tokens, anchors, embed, dtype=torch.bfloat16):
-        """features [b, T, n_taps * E]; tokens [b, T]; anchors [b, N], positions whose features and later ones stay unseen; embed
-        [V, E] is the target's. -> final-normed rows [b, N, B, E]."""
+        """embed [V, E] is the target's. -> final-normed rows [b, N, B, E]."""
         b, T, N, B, R = *tokens.shape, anchors.shape[1], self.B, self.H // self.G
         device = tokens.device
         context = rms_norm(F.linear(features.to(dtype), self.fc.to(dtype)), self.hidden_norm, dtype)
@@ -299,7 +316,7 @@ class Drafter(Stack):
         near = seen & (position[..., None] - key_position < self.W)
         causal = torch.ones(B, B, dtype=torch.bool, device=device).tril()
         for i in range(self.L):
-            n = self.normed(x, "norm_1", i, dtype)
+            n, after = self.around(self.normed(x, "norm_1", i, dtype), i, "attention")
             q = self.heads(n, "q", i, self.H, position).unflatten(3, (self.G, R)).permute(0, 3, 4, 1, 2, 5)  # [b, G, R, N, B, D]
             k_own = self.heads(n, "k", i, self.G, position).permute(0, 3, 1, 2, 4).unsqueeze(2)              # [b, G, 1, N, B, D]
             v_own = self.values(n, i).permute(0, 3, 1, 2, 4).unsqueeze(2)
@@ -308,14 +325,29 @@ class Drafter(Stack):
             far = (q.flatten(2, 4) @ k.transpose(2, 3)).float().unflatten(2, (R, N, B))                      # [b, G, R, N, B, T]
             far = far.masked_fill(~(near if self.sliding[i] else seen)[:, None, None], -torch.inf)
             own = (q @ k_own.transpose(-1, -2)).float()                                                      # [b, G, R, N, B, B]
-            if self.sliding[i]:
+            if self.causal[i]:
                 own = own.masked_fill(~causal, -torch.inf)
             weights = (torch.cat([far, own], -1) * self.D ** -0.5).softmax(-1).to(dtype)
             y = (weights[..., :T].flatten(2, 4) @ v).unflatten(2, (R, N, B)) + weights[..., T:] @ v_own
             y = y.permute(0, 3, 4, 1, 2, 5).flatten(3)
-            x = x + F.linear(y, self.o[i].to(dtype)).float()
-            x = x + self.mlp(self.normed(x, "norm_2", i, dtype), i).float()
+            x = x + after(F.linear(y, self.o[i].to(dtype))).float()
+            n, after = self.around(self.normed(x, "norm_2", i, dtype), i, "mlp")
+            x = x + after(self.mlp(n, i)).float()
         return self.final(x, dtype)
+
+    def rows(self, target, tokens, anchors, features, dtype):
+        return self(features, tokens, anchors, target.embed, dtype)[:, :, self.first:]
+
+    def learn(self, target, tokens, anchors, finals, features, goal, before, truth):
+        """goal [b, N, P, V] is the target's own distribution at the place of each proposal, before and truth [b, N, P] are the
+        stream's tokens ahead of it and at it. -> loss, probability of the truth, choice, all [b, N, P]; a proposal is chosen
+        with the true tokens ahead of it."""
+        guess = target.logits(self.rows(target, tokens, anchors, features, torch.bfloat16)).float().log_softmax(-1)
+        return -(goal * guess).sum(-1), guess.gather(-1, truth[..., None]).squeeze(-1).exp(), guess.argmax(-1)
+
+    def propose(self, target, tokens, anchors, finals, features, dtype):
+        """-> [b, N, P], greedy."""
+        return target.logits(self.rows(target, tokens, anchors, features, dtype)).argmax(-1)
 
 
 class Generator:
@@ -374,19 +406,18 @@ def accepted_lengths(target, drafter, streams, start, end, dtype=torch.float32):
     """Walk each stream as the verify loop would: draft a block at the anchor, count the proposals that agree with the stream, and
     the target's own next token. -> tau (tokens a cycle over positions start .. end), histogram of the tokens a cycle."""
     b, T = streams.shape
-    B, device = drafter.B, streams.device
-    features = target(streams, drafter.taps, dtype)[1]
+    P, device = drafter.P, streams.device
+    finals, features = target(streams, drafter.taps, dtype)
     position = torch.full((b,), start, device=device)
-    counts = torch.zeros(B + 1, device=device)
+    counts = torch.zeros(P + 2, device=device)
     committed = 0
     while bool((position < end).any()):
         live = position < end
-        anchor = position.clamp(max=T - B)[:, None]
-        rows = drafter(features, streams, anchor, target.embed, dtype)[:, 0, 1:]
-        proposals = target.logits(rows).argmax(-1)
-        truth = streams.gather(1, anchor + torch.arange(1, B, device=device))
+        anchor = position.clamp(max=T - 1 - P)[:, None]
+        proposals = drafter.propose(target, streams, anchor, finals, features, dtype)[:, 0, :P]
+        truth = streams.gather(1, anchor + torch.arange(1, P + 1, device=device))
         got = (proposals == truth).long().cumprod(1).sum(1) + 1
-        counts += torch.bincount(got[live], minlength=B + 1)
+        counts += torch.bincount(got[live], minlength=P + 2)
         committed += int(got[live].sum())
         position = torch.where(live, position + got, position)
     return committed / counts.sum().item(), (counts[1:] / counts.sum()).tolist()

@@ -1,15 +1,20 @@
 #!/usr/bin/env python3
-"""Train a small pair: a target of 7 to 8 M parameters, Qwen3 or Qwen3.5 (hybrid), and a DFlash drafter for it.
+"""Train a small pair: a target of 7 to 8 M parameters, Qwen3 or Qwen3.5 (hybrid), and drafters for it.
 
 usage: train_pair.py tokens CORPUS_DIR WORK_DIR                     train the tokenizer, encode the corpus of make_corpus.py (no GPU)
        train_pair.py target WORK_DIR [--family qwen3|qwen35]        T_TARGET seconds
+       train_pair.py prompts WORK_DIR                               optional: prompts for generate, and held-out ones (no GPU)
        train_pair.py generate WORK_DIR                              T_GENERATE seconds: streams that the target writes itself
-       train_pair.py drafter WORK_DIR                               T_DRAFTER seconds
+       train_pair.py drafter WORK_DIR [--kind dflash|dflash2|dspark|mtp] [--layers N] [--ffn N] [--head N] [--taps N,N,...]
+                     [--name NAME]                                  T_DRAFTER seconds; leaves WORK_DIR/NAME, by default drafter
 
 Run in this order; each stage leaves its result in WORK_DIR, so one can be run again. The budgets are environment variables and
-exclude compilation; TEXT is the number of bytes of training text that tokens takes of either kind (all by default). A tokenizer.json
-that lies in WORK_DIR is used instead of a new one. The device is cuda where there is one, else the CPU (with budgets of seconds: a
-check of the script). Then measure_pair.py measures what came out. Needs torch, numpy, safetensors; tokens needs tokenizers too.
+exclude compilation; TEXT is the number of bytes of training text that tokens takes of either kind (all by default), PROMPTS the
+number of prompts. A tokenizer.json that lies in WORK_DIR is used instead of a new one. Where prompts.npz lies there, generate
+needs no tokens and continues those prompts, each once, STREAMS of them at most. drafter stops at DEADLINE (seconds of the epoch)
+whatever T_DRAFTER says; COMPILE=0 does without torch.compile. The device is cuda where there is one, else the CPU (with budgets of
+seconds: a check of the script). Then measure_pair.py measures what came out. Needs torch, numpy, safetensors; tokens needs
+tokenizers too.
 """
 import argparse
 import json
@@ -22,7 +27,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from pair_model import NOT_MATRICES, Drafter, Generator, HybridTarget, Target, load_target
+from pair_heads import KINDS
+from pair_model import NOT_MATRICES, Generator, HybridTarget, Target, load_target
 
 VOCABULARY, END_OF_TEXT, MASK = 4096, 0, 1
 QWEN2 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -52,6 +58,8 @@ DRAFTER = {  # a head size of its own, which must never be taken from the target
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "layer_types": ["sliding_attention"] + ["full_attention"] * 3,
     "use_sliding_window": True, "sliding_window": 256, "tie_word_embeddings": False, "block_size": 8, "num_target_layers": 8,
     "dflash_config": {"mask_token_id": MASK, "target_layer_ids": None}}
+DFLASH2 = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 32, "selector_top_k": 8}
+DSPARK = {"markov_rank": 32, "markov_head_type": "vanilla", "enable_confidence_head": True, "confidence_head_with_markov": True}
 GENERATION = {"bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT, "pad_token_id": END_OF_TEXT}
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -199,6 +207,25 @@ class Text:
         return torch.from_numpy(out).to(DEVICE)
 
 
+PROMPT, HELD_OUT = 128, 256  # tokens of a prompt; held-out prompts of either kind, for measure_pair.py
+
+
+def stage_prompts(work):
+    """WORK_DIR/prompts.npz: train [PROMPTS, 128], as much of either kind; test_python and test_manual [256, 128], each from a
+    random place of a random file of 600 tokens or more that was held out."""
+    torch.manual_seed(7)
+    random.seed(7)
+    arrays = np.load(os.path.join(work, "tokens.npz"))
+    out = {"train": Text(work).windows(int(budget("PROMPTS", 16384)), PROMPT).cpu().numpy().astype(np.uint16)}
+    for kind in ("python", "manual"):
+        ids, starts = arrays["test_" + kind], arrays["test_%s_starts" % kind].tolist()
+        files = [(a, b) for a, b in zip(starts, starts[1:] + [len(ids)]) if b - a >= 600]
+        chosen = [random.choice(files) for _ in range(HELD_OUT)]
+        out["test_" + kind] = np.stack([ids[a:][:PROMPT] for a in (random.randrange(a, b - 1 - PROMPT) for a, b in chosen)])
+        log(kind, len(files), "held-out files")
+    np.savez(os.path.join(work, "prompts.npz"), **out)
+
+
 # ---- optimisation ----------------------------------------------------------------------------------------------------
 
 def orthogonal(g):
@@ -214,11 +241,11 @@ def orthogonal(g):
 
 
 class Optimiser:
-    """Muon for the matrices of the blocks, AdamW for embedding and norms."""
+    """Muon for the matrices of the blocks and what leads into them, AdamW for embedding, code books and norms."""
 
     def __init__(self, model, matrix_rate, rest_rate, decay):
         named = list(model.named_parameters())
-        matrix = {n: n == "fc" or p.dim() == 3 and n not in NOT_MATRICES for n, p in named}
+        matrix = {n: n in ("fc", "selector_hidden") or p.dim() == 3 and n not in NOT_MATRICES for n, p in named}
         self.matrices = [p for n, p in named if matrix[n]]
         rest = [p for n, p in named if not matrix[n]]
         self.momentum = [torch.zeros_like(p) for p in self.matrices]
@@ -317,23 +344,42 @@ def stage_target(work, family):
 
 # ---- streams ---------------------------------------------------------------------------------------------------------
 
+class Prompts:
+    """The prompts of prompts.npz in random order, each once."""
+
+    def __init__(self, path):
+        ids = torch.from_numpy(np.load(path)["train"].astype(np.int64))
+        self.left = ids[torch.randperm(len(ids))[:int(budget("STREAMS", len(ids)))]].to(DEVICE)
+
+    def windows(self, count, length):
+        out, self.left = self.left[:count, :length], self.left[count:]
+        return out
+
+
 def stage_generate(work):
     """WORK_DIR/streams.npz: for each shape the streams, where generation began, and the temperature of each."""
     torch.manual_seed(2)
-    text, target = Text(work), load_target(os.path.join(work, "target"), DEVICE)
-    seconds = budget("T_GENERATE", 75)
+    target = load_target(os.path.join(work, "target"), DEVICE)
+    seconds, path = budget("T_GENERATE", 75), os.path.join(work, "prompts.npz")
     plan = [(4096, 128, 128, 0.50), (4096, 32, 224, 0.15), (2048, 128, 384, 0.15), (384, 1664, 384, 0.20)]  # batch, prompt, new, share
     if TINY:
         plan = [(4, 12, 36, 0.4), (4, 6, 42, 0.2), (4, 12, 60, 0.2), (2, 40, 24, 0.2)]
+    given = os.path.exists(path)
+    if given:
+        plan = [(8, PROMPT, 40, 1.0)] if TINY else [(4096, PROMPT, 256, 1.0)]
+    text = Prompts(path) if given else Text(work)
     arrays = {}
     for index, (batch, n_prompt, n_new, share) in enumerate(plan):
         generator = Generator(target, batch, n_prompt, n_new)
         synchronize()
         start, streams, temperatures = time.time(), [], []
         while not streams or time.time() - start < share * seconds:
+            prompts = text.windows(batch, n_prompt)
+            if len(prompts) < batch:
+                break
             u = torch.rand(batch, device=DEVICE)
             temperature = torch.where(u < 0.35, 0.0, torch.where(u < 0.9, 0.8, 1.0))
-            streams.append(generator(text.windows(batch, n_prompt), temperature).to(torch.int16).cpu())
+            streams.append(generator(prompts, temperature).to(torch.int16).cpu())
             temperatures.append(temperature.half().cpu())
         arrays["streams_%d" % index] = torch.cat(streams).numpy()
         arrays["temperature_%d" % index] = torch.cat(temperatures).numpy()
@@ -361,67 +407,84 @@ class Streams:
         self.groups = {length: [torch.cat(parts) for parts in zip(*members)] for length, members in sorted(groups.items())}
         for length, group in self.groups.items():
             tokens, step = group[0], max(1, 2 ** 16 // length)
-            finals = torch.empty(*tokens.shape, target.config["hidden_size"], dtype=torch.bfloat16, device=DEVICE)
-            features = torch.empty(*tokens.shape, len(taps) * finals.shape[2], dtype=torch.bfloat16, device=DEVICE)
+            E = target.config["hidden_size"]
+            finals = torch.empty(*tokens.shape, E, dtype=torch.bfloat16, device=DEVICE)
+            features = torch.empty(*tokens.shape, len(taps) * E, dtype=torch.bfloat16, device=DEVICE)
             for a in range(0, len(tokens), step):
-                finals[a:a + step], features[a:a + step] = target(tokens[a:a + step].long(), taps)
+                rows, after = target(tokens[a:a + step].long(), taps)
+                finals[a:a + step] = rows
+                if len(taps):
+                    features[a:a + step] = after
             group += [finals, features]
 
-    def batch(self, length, count, n_anchors, block):
+    def batch(self, length, count, n_anchors, proposals):
         """-> tokens [count, length], temperature [count], anchors [count, n_anchors] within the generated part, the target's final
         rows [count, length, E] and taps [count, length, n_taps * E]."""
         tokens, temperature, first, finals, features = self.groups[length]
         rows = torch.randint(0, len(tokens), (count,), device=DEVICE)
-        choice = torch.rand(count, length - block + 1, device=DEVICE)
-        choice = choice.masked_fill(torch.arange(length - block + 1, device=DEVICE) < first[rows, None], -1)
+        choice = torch.rand(count, length - proposals, device=DEVICE)
+        choice = choice.masked_fill(torch.arange(length - proposals, device=DEVICE) < first[rows, None], -1)
         return tokens[rows].long(), temperature[rows], choice.topk(n_anchors, 1).indices, finals[rows], features[rows]
 
 
-def stage_drafter(work):
+def drafter_config(target, kind, layers, ffn, head, taps):
+    """All kinds propose 7 tokens; an MTP block has the target's sizes and goes on as long as it is asked to."""
+    if kind == "mtp":
+        return {**target, "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
+    config = {**DRAFTER, "num_hidden_layers": layers, "intermediate_size": ffn, "head_dim": head,
+              "layer_types": ["sliding_attention"] + ["full_attention"] * (layers - 1)}
+    nested = {"mask_token_id": MASK, "target_layer_ids": taps}
+    del config["dflash_config"]
+    if kind == "dspark":
+        return {**config, "architectures": ["Qwen3DSparkModel"], "is_causal": False, "block_size": config["block_size"] - 1,
+                **nested, **DSPARK, "num_anchors": 48}
+    if kind == "dflash2":
+        return {**config, "architectures": ["DFlash2DraftModel"], "is_causal": False, "dflash_config": {**nested, **DFLASH2}}
+    return {**config, "dflash_config": nested}
+
+
+def stage_drafter(work, kind, layers, ffn, head, taps, name):
     torch.manual_seed(3)
     random.seed(3)
     target = load_target(os.path.join(work, "target"), DEVICE)
-    DRAFTER["dflash_config"]["target_layer_ids"] = TAPS[target.config["model_type"]]
-    drafter = Drafter(DRAFTER).to(DEVICE)
-    streams, B = Streams(work, target, drafter.taps), drafter.B
-    log("drafter: %.2f M parameters, streams" % (sum(p.numel() for p in drafter.parameters()) / 1e6),
+    taps = [int(t) for t in taps.split(",")] if taps else TAPS[target.config["model_type"]]
+    drafter = KINDS[kind](drafter_config(target.config, kind, layers, ffn, head, taps)).to(DEVICE)
+    streams, P = Streams(work, target, drafter.taps), drafter.P
+    log("%s: %.3f M parameters, streams" % (name, sum(p.numel() for p in drafter.parameters()) / 1e6),
         {length: len(group[0]) for length, group in streams.groups.items()})
-    lengths = sorted(streams.groups)  # three of them, drawn 70 : 15 : 15
-    batches = {lengths[0]: (2, 4), lengths[1]: (2, 4), lengths[2]: (1, 4)} if TINY else \
-        {lengths[0]: (64, 48), lengths[1]: (40, 48), lengths[2]: (12, 48)}
-    fade = torch.exp(-torch.arange(B - 1, device=DEVICE) / 4)
+    torch.manual_seed(3)  # from here on the same batches for every kind
+    lengths = sorted(streams.groups)  # of up to three, drawn 70 : 15 : 15
+    batches = {length: (2, 4) if TINY else (min(64, 24576 // length), 48) for length in lengths}
+    fade = torch.exp(-torch.arange(P, device=DEVICE) / 4)
 
     def loss_of(tokens, temperature, anchors, finals, features):
         """Cross entropy with the target's own distribution at each stream's temperature, a slot counting for more where the
         drafter is likely to have got the slots before it right."""
         with torch.no_grad():
-            place = anchors[:, :, None] + torch.arange(B - 1, device=DEVICE)  # the row before each drafted position predicts it
+            place = anchors[:, :, None] + torch.arange(P, device=DEVICE)  # the row before each drafted position predicts it
             goal = target.logits(finals[torch.arange(len(tokens), device=DEVICE)[:, None, None], place]).float()
-            truth = tokens.gather(1, (place + 1).flatten(1)).view_as(place)
+            before, truth = (tokens.gather(1, p.flatten(1)).view_as(place) for p in (place, place + 1))
             goal = (goal / temperature[:, None, None, None].clamp(min=0.05)).softmax(-1)
-        rows = drafter(features, tokens, anchors, target.embed)[:, :, 1:]
-        guess = target.logits(rows).float().log_softmax(-1)
-        loss = -(goal * guess).sum(-1)  # [b, N, B - 1]
+        loss, true, choice = drafter.learn(target, tokens, anchors, finals, features, goal, before, truth)  # [b, N, P]
         with torch.no_grad():
-            likely = 0.5 + 0.5 * guess.gather(-1, truth[..., None]).squeeze(-1).exp()
+            likely = 0.5 + 0.5 * true
             reached = F.pad(likely.cumprod(-1)[..., :-1], (1, 0), value=1.0)
             weight = fade * (0.3 + 0.7 * reached)
-            right = (guess.argmax(-1) == truth)
-        return (loss * weight).sum() / weight.sum(), right
+        return (loss * weight).sum() / weight.sum(), choice == truth
 
-    compiled = loss_of if TINY else torch.compile(loss_of, dynamic=False)
+    compiled = torch.compile(loss_of, dynamic=False) if budget("COMPILE", not TINY) else loss_of
     optimiser = Optimiser(drafter, budget("RATE_MATRIX", 0.02), budget("RATE_REST", 3e-3), 0.05)
 
     def step(progress, length=None):
-        length = length or random.choices(lengths, (70, 15, 15))[0]
-        loss, right = compiled(*streams.batch(length, *batches[length], B))
+        length = length or random.choices(lengths, (70, 15, 15)[:len(lengths)])[0]
+        loss, right = compiled(*streams.batch(length, *batches[length], P))
         loss.backward()
         return loss.detach(), lambda: "length %d, right by slot %s, tau %.2f" % (
             length, " ".join("%.2f" % r for r in right.float().mean((0, 1)).tolist()),
             1 + right.long().cumprod(-1).sum(-1).float().mean().item())
 
     def save():
-        drafter.save(os.path.join(work, "drafter"))
+        drafter.save(os.path.join(work, name))
 
     for length in lengths:
         for _ in range(2):
@@ -429,23 +492,32 @@ def stage_drafter(work):
     for p in drafter.parameters():
         p.grad = None
     log("compiled")
-    run_schedule(step, optimiser, budget("T_DRAFTER", 360), "drafter", save)
+    run_schedule(step, optimiser, max(1.0, min(budget("T_DRAFTER", 360), budget("DEADLINE", "inf") - time.time())), name, save)
     save()
 
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     stages = arguments.add_subparsers(dest="stage", required=True)
-    for name, folders in (("tokens", ("corpus", "work")), ("target", ("work",)), ("generate", ("work",)), ("drafter", ("work",))):
+    for name, folders in (("tokens", ("corpus", "work")), ("prompts", ("work",)), ("target", ("work",)), ("generate", ("work",)),
+                          ("drafter", ("work",))):
         stage = stages.add_parser(name)
         for folder in folders:
             stage.add_argument(folder)
         if name == "target":
             stage.add_argument("--family", choices=FAMILIES, default="qwen3")
+        if name == "drafter":
+            stage.add_argument("--kind", choices=KINDS, default="dflash")
+            for option in ("layers", "ffn", "head"):
+                stage.add_argument("--" + option, type=int, default=DRAFTER[{"layers": "num_hidden_layers", "ffn": "intermediate_size",
+                                                                             "head": "head_dim"}[option]])
+            stage.add_argument("--taps")
+            stage.add_argument("--name", default="drafter")
     options = vars(arguments.parse_args())
     # delta nets multiply float32 numbers, all else bf16 ones
     torch.set_float32_matmul_precision("high")
-    {"tokens": stage_tokens, "target": stage_target, "generate": stage_generate, "drafter": stage_drafter}[options.pop("stage")](**options)
+    {"tokens": stage_tokens, "prompts": stage_prompts, "target": stage_target, "generate": stage_generate,
+     "drafter": stage_drafter}[options.pop("stage")](**options)
 
 
 if __name__ == "__main__":

@@ -180,6 +180,8 @@ int32_t kn_kv_block(uint32_t type);
 int kn_kv_check(const struct kn_kv *kv, char *why, size_t n);
 /* The least cap that holds so many positions. */
 int32_t kn_kv_room(int64_t positions);
+/* A cache like kv with room for so many positions; its k and v are NULL. */
+struct kn_kv kn_kv_like(const struct kn_kv *kv, int32_t positions);
 /* Positions that are held at once: the last so many. */
 int32_t kn_kv_positions(const struct kn_kv *kv);
 /* Bytes of one position's keys (type: kv->type.k) or values (kv->type.v), and of all slots. 0 where there are
@@ -230,6 +232,59 @@ struct kn_sampler {
 
 enum kn_act { KN_ACT_SILU = 0, KN_ACT_GELU_TANH = 1 };
 
+/* ---- trees ---- */
+
+#define KN_CYCLE_ROWS 64 /* rows of a cycle at most */
+#define KN_TOP 32        /* candidates of a place at most */
+
+/* Tried rows that stand behind each other as a tree, in device memory. Row 0 is the anchor; row r stands
+ * behind row parent[r] < r. It sees what is committed, which is all before pos[0], and the rows of its path,
+ * from row 0 to itself, no other. A chain is no tree here: it is run without one. */
+struct kn_tree {
+    int32_t ids[KN_CYCLE_ROWS];                 /* the rows' tokens */
+    int32_t parent[KN_CYCLE_ROWS];              /* -1 of row 0 */
+    int32_t pos[KN_CYCLE_ROWS];                 /* pos[0] and the length of the path behind row 0 */
+    int32_t at[KN_CYCLE_ROWS];                  /* pos[0] + i */
+    int32_t n_leaves;                           /* rows that none stands behind, */
+    int32_t leaf[KN_CYCLE_ROWS];                /* rising */
+    uint8_t path[KN_CYCLE_ROWS][KN_CYCLE_ROWS]; /* [r][i]: the row of r's path at pos[0] + i; behind r: r */
+    /* The host writes what is above, op->follow what is below. */
+    int32_t stays[KN_CYCLE_ROWS];    /* the rows that stay, a path from row 0 on; behind them 0 */
+    int32_t stay_ids[KN_CYCLE_ROWS]; /* their ids */
+};
+
+/* From row 0 on: the row that stands behind the present one and whose id its pick equals is next. *kept
+ * becomes the number of rows on the way, tree->stays and stay_ids which. */
+struct kn_follow {
+    struct kn_tree *tree;
+    const int32_t *picks; /* [n] */
+    int32_t n, *kept;
+};
+
+/* Of the rows that stay, in order: keys and values from tail to their positions in kv (kv NULL: none); row i
+ * of log becomes the i-th's (log NULL: none), width floats a row. Whoever reads behind them reads anything.
+ */
+struct kn_settle {
+    const struct kn_tree *tree;
+    const int32_t *kept;
+    int32_t most; /* *kept at most */
+    const struct kn_kv *kv, *tail;
+    float *log;
+    int64_t width;
+    const struct kn_settle
+        *next; /* NULL, or another layer's of the same tree: the call takes the whole list */
+};
+
+/* Candidates of an offer's places, for the host, in memory that host and device share. */
+struct kn_candidates {
+    int32_t ids[(KN_CYCLE_ROWS - 1) * KN_TOP]; /* [n - 1, top] as op->top left them */
+    float values[(KN_CYCLE_ROWS - 1) * KN_TOP];
+};
+
+/* The noise of sampling (docs/sampling.md): what is added to the log-probability of an id whose pick stands
+ * at a position. The bits of op->pick. */
+double kn_noise(uint64_t seed, int32_t position, int32_t id);
+
 /* ---- the operation table ----
  * n is the number of rows of a call, 1 or more. pos is [n] int32 in device memory: absolute positions,
  * ascending by one. x, q, k, v, out are float32. */
@@ -249,11 +304,17 @@ struct kn_attention {
     const struct kn_weight *then; /* NULL, or what linear will multiply out with next, with nothing between: a
                                      device may prepare for it. Results do not depend on it */
     const float *gate; /* NULL, or what gate_linear will gate out with before that, [n, n_head, head_dim] */
+    /* NULL, or rows of a tree, in device memory; pos is its pos, causal. Its rows' keys and values are not in
+     * kv: row r's are row r of tail, a cache of kv's shape and types (op->rope_store at positions 0 .. n - 1
+     * of it). A row gets the bits that it has as the last row of its path, run as a chain. */
+    const struct kn_tree *tree;
+    const struct kn_kv *tail;
 };
 
 struct kn_rope_store {
-    float *q;       /* [n, n_head, head_dim] in place, or NULL (context rows have no query) */
-    float *k;       /* [n, n_head_kv, head_dim] in place: overwritten with the normed, rotated key */
+    float *q; /* [n, n_head, head_dim] in place, or NULL (context rows have no query) */
+    float *k; /* [n, n_head_kv, head_dim] in place: overwritten with the normed, rotated key; NULL: queries
+                 alone, and nothing is stored */
     const float *v; /* [n, n_head_kv, head_dim]; may be k (keys and values of one projection): the values are
                        then taken before k is normed and rotated */
     bool v_norm;    /* values are RMS normed a head, without a weight, before they are stored */
@@ -276,7 +337,9 @@ struct kn_pick {
         *history; /* [..] the token at each absolute position 0..pos[n-1], rows' own tokens included */
     int32_t n, n_vocab;
     struct kn_sampler sampler;
-    int32_t *out; /* [n] ids, or KN_PICK_NAN */
+    int32_t *out;               /* [n] ids, or KN_PICK_NAN */
+    const struct kn_tree *tree; /* NULL, or rows of a tree (device): pos is its pos, and a row's history is
+                                   what is committed, then its path's ids */
     /* NULL, or [n]: log of the probability that the id picked had. Temperature 0: by the softmax of the row;
      * above: among what the filters keep, which adds up to 1. NaN where out is KN_PICK_NAN. */
     float *logp;
@@ -406,6 +469,7 @@ struct kn_mixture {
  * row i reads row i - 1 of y, and row 0 the row of the position before it, which was kept (op->keep). */
 struct kn_norm_pair {
     float *out;                /* [n, 2 width]: rms_norm(x; x_weight), then rms_norm(y; y_weight) */
+    bool raw;                  /* x and y as they are; the weights are not looked at */
     const float *x, *x_weight; /* [n, width], [width] */
     const float *y, *y_weight; /* [n, width], or late [n - 1, width] (n 1: not looked at); [width] */
     const float *late; /* NULL: row i reads y[i]; else [slots, width]: of row 0, at (pos[0] - 1) % slots */
@@ -416,6 +480,16 @@ struct kn_norm_pair {
     int64_t width;
     float eps;
 };
+
+/* Logits of a vocabulary that is cut into clusters: those of ids outside the n_best clusters of the largest
+ * scores (ties: the lowest cluster) become the smallest of the others', minus 1. */
+struct kn_clusters {
+    float *logits;                          /* [n, n_vocab] */
+    const float *scores;                    /* [n, n_clusters] */
+    const int32_t *of_id;                   /* [n_vocab] an id's cluster */
+    int32_t n, n_vocab, n_clusters, n_best; /* n_clusters: KN_CLUSTERS at most */
+};
+#define KN_CLUSTERS 8192
 
 /* Recurrent state of one gated delta net layer. Committed state is never overwritten by rows that may still
  * be rejected: a call without commit leaves its rows' inputs in log, and the next call first replays the
@@ -456,14 +530,15 @@ struct kn_delta {
     int32_t every; /* 0, or of one final row: with *pending + 1 < every the state stays as it is, and the row
                       goes to the log behind those that are pending; else it is advanced over all of them. The
                       caller then makes *pending (*pending + 1) % every. At most KN_DELTA_EVERY */
+    const struct kn_tree *tree; /* NULL, or rows of a tree (device), without commit: each row is the last one
+                                   of its path, run as a chain. The log has them by row */
 };
 
 /* ---- cycles ----
  * A cycle drafts, offers what it drafted to the host, verifies, accepts and commits without waiting for the
  * host: what changes from one to the next lies in device memory and is advanced by op->accept, so that the
  * same operations with the same arguments, recorded once, are the next cycle as well. */
-#define KN_CYCLE_ROWS 64 /* rows of a cycle at most */
-#define KN_STAMPS 4      /* points in time a cycle: the start and end of drafting, and of the verify */
+#define KN_STAMPS 4 /* points in time a cycle: the start and end of drafting, and of the verify */
 
 /* What may stand behind an anchor, for the host, in memory that host and device share (op->alloc_shared). */
 struct kn_offer {
@@ -484,6 +559,11 @@ struct kn_offering {
     uint32_t *number;        /* of the offer before, += 1 */
     struct kn_offer *offers; /* [n_offers] shared; this one's is number % n_offers */
     int32_t n_offers;
+    /* NULL, or candidates too (op->top): [n - 1, top], to candidates [n_offers]. */
+    const int32_t *top_ids;
+    const float *top_values;
+    int32_t top;
+    struct kn_candidates *candidates;
 };
 
 /* What a cycle left for the host, in shared memory. */
@@ -493,8 +573,10 @@ struct kn_result {
     int32_t pos;                  /* of row 0 */
     int32_t kept;                 /* rows that stay: the anchor and the accepted proposals; 1 or more */
     int32_t usable;               /* 0: a row is KN_PICK_NAN, and no proposal was accepted */
-    int32_t ids[KN_CYCLE_ROWS];   /* of the verified rows: the anchor, then proposals */
+    int32_t ids[KN_CYCLE_ROWS];   /* of the verified rows: the anchor, then proposals; of a tree those that
+                                     stay, then anything */
     int32_t picks[KN_CYCLE_ROWS]; /* of the same */
+    int32_t rows[KN_CYCLE_ROWS];  /* of a tree: which these are */
     uint32_t number;              /* of the cycle, from 1: written last */
 };
 
@@ -519,6 +601,10 @@ struct kn_accept {
     /* For benchmarks. NULL, or [..] by row 0's position: so many proposals count as equal to the picks before
      * them, whatever stands in either. */
     const int32_t *equal;
+    /* NULL, or the rows were a tree's, op->follow is done and kept says how many stay: ids is then written
+     * alone.
+     */
+    const struct kn_tree *tree;
 };
 
 /* What operations that take memory would take, in bytes of the device, without taking it: for plans. */
@@ -630,6 +716,7 @@ struct kn_ops {
     int (*delta_linear)(struct kn_backend *, const struct kn_delta *, float *out, const struct kn_weight *w);
     /* logits in place: cap * tanh(x / cap) */
     int (*softcap)(struct kn_backend *, float *x, int64_t count, float cap);
+    int (*clusters)(struct kn_backend *, const struct kn_clusters *);
     int (*pick)(struct kn_backend *, const struct kn_pick *);
     int (*cell)(struct kn_backend *, const struct kn_cell *);
     /* Logits of a reduced vocabulary among those of the whole: out[n, n_out] = x[i, from[v]], or -Inf where
@@ -662,6 +749,12 @@ struct kn_ops {
     int (*keep)(struct kn_backend *, float *dst, int32_t slots, const int32_t *pos, const float *x, int32_t n,
                 int64_t width);
     int (*accept)(struct kn_backend *, const struct kn_accept *);
+    /* Trees. follow is NULL where a backend runs none; then the three are. */
+    int (*follow)(struct kn_backend *, const struct kn_follow *);
+    int (*settle)(struct kn_backend *, const struct kn_settle *);
+    /* dst[i] = src[rows[i]], rows of width values; rows in device memory */
+    int (*gather)(struct kn_backend *, float *dst, const float *src, const int32_t *rows, int32_t n,
+                  int64_t width);
     /* Waits until *number (shared, of a kn_offer or a kn_result) is want. */
     int (*await)(struct kn_backend *, const uint32_t *number, uint32_t want);
     /* Recording. Between record_begin and record_end operations are kept, not run; replay then runs them all.

@@ -81,6 +81,14 @@ int32_t kn_kv_room(int64_t positions)
     return (int32_t)((positions + KN_KV_SPLIT - 1) / KN_KV_SPLIT * KN_KV_SPLIT);
 }
 
+struct kn_kv kn_kv_like(const struct kn_kv *kv, int32_t positions)
+{
+    struct kn_kv like = *kv;
+    like.cap = kn_kv_room(positions);
+    like.k = like.v = NULL;
+    return like;
+}
+
 int32_t kn_kv_positions(const struct kn_kv *kv)
 {
     return kv->cap;

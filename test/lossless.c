@@ -11,15 +11,15 @@
  * case's stream is compared with the target's own (no drafter), and its draft trace with that of the plainest
  * run of the same drafter (best instruction set, one thread, one chunk size, uninterrupted). One case of
  * LOOKS is also run with look-ups, beside the drafter or in its place, in the history or in a text that knows
- * the stream. One case of TURNS is also run as two streams over one engine, which take turns between cycles:
- * one under plans drawn at random (with look-ups), stopped half way, saved, and gone on with from the state;
- * one as the case says.
+ * the stream. One case of TREES is also run with a tree of 3 to 63 proposals every cycle. One case of TURNS
+ * is also run as two streams over one engine, which take turns between cycles: one under plans drawn at
+ * random (with look-ups), stopped half way, saved, and gone on with from the state; one as the case says.
  * --device cuda: the same there. Instruction sets and threads are no axes then, and the chunk of the prompt
  * is part of a stream's identity: passes of more than 64 rows may round otherwise, alike in both modes.
  * --types LIST: only these types of target, joined by commas; iq4_nl, iq4_xs, q3_k, q2_k and wide (heads of
  * 128, test/make_wide.c) are run only so. --kv: caches of every type with every other instead (for wide).
- * --untrained: the drafter's weights are random, and none of its proposals need be right: what is accepted
- * are look-ups' and rows of drawn plans.
+ * --untrained: the drafter's weights are random, it has no relatives, and none of its proposals need be
+ * right: what is accepted are look-ups' and rows of drawn plans.
  * --jobs N: N processes, each with the cases of its share of the references. --part I/N: only share I of
  * 0..N-1. Prints "ok   lossless/..." or "FAIL lossless/..." a group and what differed; exit 1 if any failed.
  */
@@ -115,7 +115,7 @@ struct run {
     int32_t id[N_NEW];
     int n_trace;
     int32_t trace[N_NEW * 8];
-    int64_t accepted, cycles, looked;
+    int64_t accepted, cycles, looked, trees;
 };
 
 static const char *dir, *device = "cpu";
@@ -170,6 +170,8 @@ static struct model *get_model(int drafter, int type)
 /* ---- one run ---- */
 static struct source *look; /* NULL: none */
 static bool look_only;
+static int tree; /* proposals of a tree every cycle; 0: chains */
+static bool tree_seed;
 
 static int take_tokens(void *ctx, const int32_t *ids, int32_t n, struct err *e)
 {
@@ -207,6 +209,7 @@ static struct session_options options_of(const int *c, const struct model *d)
         .draft_greedy = d && draft_greedy[c[GREEDY]],
         .kv = cache_type[c[CACHE]].kv,
         .look = look,
+        .tree = d ? tree : 0,
         .kv_layers = cache_type[c[CACHE]].layers ? of_target : NULL,
         .draft_kv_layers = cache_type[c[CACHE]].layers ? of_drafter : NULL,
     };
@@ -263,7 +266,9 @@ static void run_case(const int *c, bool with_drafter, struct run *r)
     struct spec_options o = {
         .n = N_NEW,
         .sampler = sampling[c[SAMPLING]],
-        .width = with_drafter && !look ? width_of(c) : 0,
+        .width = with_drafter && !look && !tree ? width_of(c) : 0,
+        .tree = with_drafter ? tree : 0,
+        .tree_seed = tree_seed,
         .look_only = look_only,
         .tokens = take_tokens,
         .proposals = take_proposals,
@@ -276,6 +281,7 @@ static void run_case(const int *c, bool with_drafter, struct run *r)
     for (int i = 0; i < 64; i++) r->accepted += stats.accepted[i] * i;
     r->cycles = stats.cycles;
     r->looked = stats.look_accepted;
+    r->trees = stats.tree_cycles;
     session_free(s);
 }
 
@@ -349,6 +355,27 @@ static bool looks_agree(const int *c, const struct run *plain, const struct run 
                trace = look_only ? r.n_trace == 0 : r.n_trace > 0 && !memcmp(r.trace, drafted->trace, bytes);
     look_end(t);
     return same && trace && (!knows || (r.looked > 0 && r.cycles < 16));
+}
+
+/* ---- trees ---- */
+
+#define TREES 2
+
+/* The target's stream and the drafter's first block, also where a look-up's chain may take a tree's place. */
+static bool trees_agree(const int *c, const struct run *plain, const struct run *drafted)
+{
+    static const int sizes[] = {15, 3, 63, 31, 7};
+    struct run r;
+    const int k = done / TREES;
+    const size_t bytes = (size_t)(block_rows[c[BLOCK]] - 1) * sizeof *r.trace;
+    struct lookup_text *t = k % 4 == 3 ? look_begin(c, plain, k % 8 == 7) : NULL;
+    tree = sizes[k % 5];
+    tree_seed = k / 5 % 2;
+    run_case(c, true, &r);
+    tree = 0;
+    if (k % 4 == 3) look_end(t);
+    return r.made == N_NEW && !memcmp(r.id, plain->id, sizeof r.id) && r.n_trace > 0 &&
+           !memcmp(r.trace, drafted->trace, bytes) && (r.trees > 0 || r.looked > 0);
 }
 
 /* ---- two streams over one engine ---- */
@@ -539,18 +566,20 @@ static void examine(const int *c)
     bool drafts = r.cycles > 0 && r.n_trace > 0;
     const bool turns = done % TURNS || turns_agree(c, plain, drafted);
     const bool looks = done % LOOKS || looks_agree(c, plain, drafted);
+    const bool trees = done % TREES || trees_agree(c, plain, drafted);
     done++;
     accepted += r.accepted;
     cycles += r.cycles;
-    if (same && trace && drafts && turns && looks) {
+    if (same && trace && drafts && turns && looks && trees) {
         printf("ok   lossless/%s\n", name);
         return;
     }
     bad++;
-    printf("FAIL lossless/%s:%s%s%s%s%s\n", name, same ? "" : " the stream differs from the target's own",
+    printf("FAIL lossless/%s:%s%s%s%s%s%s\n", name, same ? "" : " the stream differs from the target's own",
            trace ? "" : " the draft trace differs", drafts ? "" : " nothing was drafted",
            turns ? "" : " streams over one engine, or plans drawn at random, differ",
-           looks ? "" : " look-ups change the stream or the blocks, or find nothing");
+           looks ? "" : " look-ups change the stream or the blocks, or find nothing",
+           trees ? "" : " trees change the stream or the blocks, or none was run");
 }
 
 /* scalar code is for comparing bits, not for long prompts */
@@ -785,6 +814,7 @@ static void take_caches(void)
                  i >= 49 ? " and by layers" : "");
     }
     axis_size[CACHE] = n;
+    axis_size[DRAFTER] = 5; /* caches of the kinds behind them are alike */
 }
 
 #ifdef LOSSLESS_CUDA
@@ -815,7 +845,7 @@ int main(int argc, char **argv)
         if (!strcmp(argv[i], "--all"))
             all = true;
         else if (!strcmp(argv[i], "--untrained"))
-            untrained = true;
+            untrained = true, axis_size[DRAFTER] = 3;
         else if (!strcmp(argv[i], "--kv"))
             take_caches();
         else if (!strcmp(argv[i], "--device") && i + 1 < argc)

@@ -24,6 +24,7 @@ static struct {
     struct models m;
     const char *rows, *prompts, *plan_times, *plot, *peer;
     int32_t context, rounds, ctx;
+    bool added;
 } o = {.m = MODELS_INIT, .rows = "1,2,4,8,16,32,64", .prompts = "128,512", .context = 512, .rounds = 9};
 
 static const char *out_path;
@@ -42,6 +43,8 @@ static const struct cli_flag flags[] = {
     {"--ctx", CLI_I32, &o.ctx, "N", "positions to make room for (default: what --context and the rows need)",
      1, SESSION_MAX_CTX},
     {"--context", CLI_I32, &o.context, "N", "positions before the rows (default 512)", 1, 1 << 24},
+    {"--added", CLI_FLAG, &o.added, NULL,
+     "measure at an empty context too: what the context adds, in reads of its caches", 0, 0},
     {"--rounds", CLI_I32, &o.rounds, "N", "measurements of each (default 9)", 1, BENCH_MAX_RUNS},
     {"--plan-times", CLI_STR, &o.plan_times, "FILE",
      "write what plans of --width auto go by, of the rows and the context above", 0, 0},
@@ -60,6 +63,8 @@ static struct cli cli = {
 struct plan {
     int32_t rows[MAX_SIZES], prompts[2 * MAX_SIZES]; /* of passes; of prompts: those of --rows first */
     int n_rows, n_prompts, n_long;                   /* n_long: of --rows */
+    struct sample empty_s[MAX_SIZES];                /* of row_s's passes behind one position */
+    double cache_bytes; /* of the keys and values that a row sees at the context */
     struct sample row_s[MAX_SIZES], prompt_s[2 * MAX_SIZES], draft_s;
     /* Weight bytes; experts met a layer, NaN without. Of passes, then of the prompts of --rows. */
     double bytes[MAX_SIZES], experts[MAX_SIZES], long_bytes[MAX_SIZES], long_experts[MAX_SIZES];
@@ -89,7 +94,8 @@ static int new_session(struct session **s, int32_t ctx, bool drafter, struct err
     return session_new(s, o.m.target, drafter ? o.m.drafter : NULL, &so, e);
 }
 
-static int measure_rows(struct session *s, struct plan *p, struct err *e)
+/* empty: behind one position. */
+static int measure_rows(struct session *s, struct plan *p, bool empty, struct err *e)
 {
     static const struct kn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
     int32_t picks[SESSION_MAX_ROWS];
@@ -105,15 +111,29 @@ static int measure_rows(struct session *s, struct plan *p, struct err *e)
         double t = cli_seconds();
         if (session_forward(s, p->ids, p->rows[i], e) || session_pick(s, &greedy, p->rows[i], picks, e))
             return -1;
-        sample_add(&p->row_s[i], cli_seconds() - t);
+        sample_add(empty ? &p->empty_s[i] : &p->row_s[i], cli_seconds() - t);
     }
-    if (o.m.drafter) {
+    if (o.m.drafter && !empty) {
         bool usable;
         double t = cli_seconds();
         if (session_draft(s, p->ids[0], picks, &usable, false, e)) return -1;
         sample_add(&p->draft_s, cli_seconds() - t);
     }
     return 0;
+}
+
+/* The rows of the caches that a row behind the context sees. */
+static double cache_bytes(const struct session *s)
+{
+    const struct desc *d = s->target->d;
+    double sum = 0;
+    for (int i = 0; i < d->n_layer; i++) {
+        const struct kn_kv *kv = &s->kv[i];
+        const int32_t window = d->layer[i].window, seen = window && window < o.context ? window : o.context;
+        if (!d->layer[i].recurrent)
+            sum += (double)seen * (double)(kn_kv_row_bytes(kv, kv->type.k) + kn_kv_row_bytes(kv, kv->type.v));
+    }
+    return sum;
 }
 
 static int measure_prompts(struct plan *p, struct err *e)
@@ -158,8 +178,9 @@ static double peer_of(const struct peer *t, int32_t rows)
     return NAN;
 }
 
-static int emit_rows(struct plan *p, int32_t rows, bool prompt, const struct sample *t, double bytes,
-                     double experts, double one, struct err *e)
+/* empty: NULL, or the same behind one position. */
+static int emit_rows(struct plan *p, int32_t rows, bool prompt, const struct sample *t,
+                     const struct sample *empty, double bytes, double experts, double one, struct err *e)
 {
     const double s = sample_quantile(t, 0.5),
                  operations = 2 * (p->layers * rows + p->head * (prompt ? 1 : rows));
@@ -174,6 +195,13 @@ static int emit_rows(struct plan *p, int32_t rows, bool prompt, const struct sam
     json_object_set_new(j, "product_ceiling_per_s", json_finite(p->products));
     json_object_set_new(j, "floor_bytes_s", json_finite(bytes / p->ceiling));
     json_object_set_new(j, "floor_products_s", json_finite(operations / p->products));
+    if (empty && o.added) {
+        const double added = s - sample_quantile(empty, 0.5);
+        json_object_set_new(j, "empty_seconds", sample_json(empty));
+        json_object_set_new(j, "cache_bytes", json_integer((json_int_t)p->cache_bytes));
+        json_object_set_new(j, "added_s", json_finite(added));
+        json_object_set_new(j, "added_cache_reads", json_finite(added * p->ceiling / p->cache_bytes));
+    }
     if (o.peer) {
         json_object_set_new(j, "peer", json_text(p->peer.name, strlen(p->peer.name)));
         json_object_set_new(j, "peer_s", json_finite(peer_of(&p->peer, rows)));
@@ -189,9 +217,11 @@ static int emit(struct plan *p, struct err *e)
     const struct model *t = o.m.target;
     double one = p->rows[0] == 1 ? sample_quantile(&p->row_s[0], 0.5) : NAN;
     for (int i = 0; i < p->n_rows; i++)
-        if (emit_rows(p, p->rows[i], false, &p->row_s[i], p->bytes[i], p->experts[i], one, e)) return -1;
+        if (emit_rows(p, p->rows[i], false, &p->row_s[i], &p->empty_s[i], p->bytes[i], p->experts[i], one, e))
+            return -1;
     for (int i = 0; i < p->n_long; i++)
-        if (emit_rows(p, p->prompts[i], true, &p->prompt_s[i], p->long_bytes[i], p->long_experts[i], one, e))
+        if (emit_rows(p, p->prompts[i], true, &p->prompt_s[i], NULL, p->long_bytes[i], p->long_experts[i],
+                      one, e))
             return -1;
     for (int i = p->n_long; i < p->n_prompts; i++) {
         double s = sample_quantile(&p->prompt_s[i], 0.5);
@@ -322,7 +352,7 @@ static int write_plan_times(struct session *s, const struct plan *p, struct err 
 
 static int measure(struct plan *p, struct err *e)
 {
-    struct session *s = NULL;
+    struct session *s = NULL, *empty = NULL; /* empty: behind one position */
     int n = longest(p), threads = bench_threads(&o.m), rc = -1;
     uint64_t bytes = o.m.target->bytes_step;
     p->ids = mem_alloc(((size_t)n + SESSION_MAX_ROWS) * sizeof *p->ids);
@@ -337,16 +367,22 @@ static int measure(struct plan *p, struct err *e)
     if (new_session(&s, o.ctx ? o.ctx - SESSION_MAX_ROWS : o.context, true, e) ||
         session_prefill(s, p->ids, o.context, NULL, NULL, e))
         goto done;
+    p->cache_bytes = cache_bytes(s);
+    if (o.added && (new_session(&empty, 1, false, e) || session_prefill(empty, p->ids, 1, NULL, NULL, e)))
+        goto done;
     for (int r = 0; r < o.rounds; r++) {
         p->ceiling = r ? fmax(p->ceiling, bench_ceiling(&o.m, bytes, threads, 2))
                        : bench_ceiling(&o.m, bytes, threads, 2);
         if (r == 0) p->products = bench_product_ceiling(&o.m, threads);
-        if (r == 0 && measure_rows(s, p, e)) goto done; /* warm up, then forget */
+        if (r == 0 && (measure_rows(s, p, false, e) || (empty && measure_rows(empty, p, true, e))))
+            goto done; /* warm up, then forget */
         if (r == 0) {
-            for (int i = 0; i < p->n_rows; i++) p->row_s[i].n = 0;
+            for (int i = 0; i < p->n_rows; i++) p->row_s[i].n = p->empty_s[i].n = 0;
             p->draft_s.n = 0;
         }
-        if (measure_rows(s, p, e) || measure_prompts(p, e)) goto done;
+        if (measure_rows(s, p, false, e) || (empty && measure_rows(empty, p, true, e)) ||
+            measure_prompts(p, e))
+            goto done;
         cli_progress(&cli, "round", (uint64_t)r + 1, (uint64_t)o.rounds, "");
     }
     if (o.plot) p->lines = json_array();
@@ -355,6 +391,7 @@ static int measure(struct plan *p, struct err *e)
              ? -1
              : 0;
 done:
+    session_free(empty);
     session_free(s);
     mem_free(p->ids);
     return rc;

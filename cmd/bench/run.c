@@ -137,11 +137,14 @@ static int one(const struct prompt *p, bool drafted, struct sink *out, struct sp
                                  .check_layers = o.m.check_layers,
                                  .block = drafted ? o.block : 0,
                                  .draft_window = drafted ? o.draft_window : 0,
-                                 .draft_greedy = o.draft_greedy};
+                                 .draft_greedy = o.draft_greedy,
+                                 .tree = drafted ? o.plan.tree_most : 0};
     struct session_synthetic stated = {0};
     struct spec_options sp = {.n = o.n,
                               .sampler = o.sampling.sampler,
                               .width = drafted ? o.plan.rows : 0,
+                              .tree = drafted && o.plan.tree_fixed ? o.plan.tree_most : 0,
+                              .tree_seed = o.plan.seeded,
                               .look_only = o.lookup.only,
                               .tokens = take,
                               .ctx = out};
@@ -254,7 +257,10 @@ static json_t *settings_json(void)
     int32_t block = o.block ? o.block : desc_cycle_rows(o.m.drafter->d);
     json_object_set_new(j, "block", json_integer(block));
     json_object_set_new(j, "width",
-                        plan_flags_auto(&o.plan) ? json_string("auto") : json_integer(o.plan.rows));
+                        plan_flags_auto(&o.plan) ? json_string("auto")
+                        : o.plan.tree_fixed      ? json_null()
+                                                 : json_integer(o.plan.rows));
+    json_object_set_new(j, "tree", plan_flags_tree(&o.plan));
     json_object_set_new(j, "plan_times", text_json(o.plan.times_path));
     json_object_set_new(j, "calibration", text_json(o.plan.calibration_path));
     json_object_set_new(j, "draft_window", json_integer(o.draft_window));
@@ -361,10 +367,10 @@ int bench_run(int argc, char **argv)
     const bool look = lookup_flags_check(&o.lookup, &cli);
     if (!o.m.drafter_path &&
         (o.block || (!look && (o.plan.width || o.plan.times_path || o.plan.calibration_path)) ||
-         o.draft_window || o.draft_sampling))
-        cli_usage_error(
-            &cli, "--block, --width, --plan-times, --calibration, --draft-window and --draft-sampling need a "
-                  "drafter (-d DRAFTER)");
+         o.draft_window || o.draft_sampling || o.plan.tree))
+        cli_usage_error(&cli,
+                        "--block, --width, --tree, --plan-times, --calibration, --draft-window and "
+                        "--draft-sampling need a drafter (-d DRAFTER)");
     o.draft_greedy = cli_draft_greedy(&cli, o.draft_sampling);
     if (!o.m.drafter_path && (o.accept_rates || o.accept_trace))
         cli_usage_error(&cli, "%s needs a drafter (-d DRAFTER)",
@@ -372,6 +378,11 @@ int bench_run(int argc, char **argv)
     if (o.accept_rates && o.accept_trace)
         cli_usage_error(&cli, "--accept-rates and --accept-trace: both say what stays (expected one)");
     plan_flags_check(&o.plan, &cli);
+    if (o.plan.tree && o.lookup.only)
+        cli_usage_error(&cli, "--tree and --lookup only: a look-up has one chain (expected --lookup on)");
+    if (o.plan.tree && (o.accept_rates || o.accept_trace))
+        cli_usage_error(&cli, "%s says what stays of a chain (expected no --tree)",
+                        o.accept_rates ? "--accept-rates" : "--accept-trace");
     models_check_flags(&o.m, &cli);
     sampling_flags_check(&o.sampling, &cli);
     cli_one_stdin(&cli, cli.args, cli.n_args);
@@ -385,7 +396,9 @@ int bench_run(int argc, char **argv)
     o.m.known = (struct session_options){.ctx = o.ctx ? o.ctx : (int32_t)(o.n + SESSION_MAX_ROWS),
                                          .chunk = o.chunk,
                                          .block = o.block,
-                                         .draft_window = o.draft_window};
+                                         .draft_window = o.draft_window,
+                                         .tree = o.plan.tree_most,
+                                         .check_layers = o.m.check_layers};
     o.m.check = check_prompts;
     o.m.check_ctx = p;
     if (plan_flags_read(&o.plan, &e) || lookup_flags_read(&o.lookup, &e) || read_prompts(p, &e) ||

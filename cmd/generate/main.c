@@ -250,6 +250,7 @@ static int make_options(struct run *u, struct err *e)
                                     .draft_window = set.draft_window,
                                     .draft_greedy = cli_draft_greedy(&cli, set.draft_sampling),
                                     .look = set.lookup.look,
+                                    .tree = set.plan.tree_most,
                                     .check_layers = set.m.check_layers,
                                     .progress = progress};
     if (set.ctx && need > set.ctx)
@@ -326,7 +327,9 @@ static int open_all(struct run *u, struct err *e)
                                                               : 1,
                                            .chunk = set.chunk,
                                            .block = set.block,
-                                           .draft_window = set.draft_window};
+                                           .draft_window = set.draft_window,
+                                           .tree = set.plan.tree_most,
+                                           .check_layers = set.m.check_layers};
     set.m.check = check_run;
     set.m.check_ctx = u;
     if (plan_flags_read(&set.plan, e) || lookup_flags_read(&set.lookup, e) || read_inputs(u, false, e))
@@ -371,6 +374,8 @@ static int generate(struct run *u, struct err *e)
                                    .stops = u->stops,
                                    .n_stops = u->n_stops,
                                    .width = set.plan.rows,
+                                   .tree = set.plan.tree_fixed ? set.plan.tree_most : 0,
+                                   .tree_seed = set.plan.seeded,
                                    .planner = set.plan.planner.next ? &set.plan.planner : NULL,
                                    .look_only = set.lookup.only,
                                    .draft_logits = set.draft_logits_path != NULL,
@@ -445,6 +450,7 @@ static void check_flags(void)
         bool given;
     } draft[] = {{"--block", set.block > 0},
                  {"--width", set.plan.width && !look},
+                 {"--tree", set.plan.tree != NULL},
                  {"--plan-times", set.plan.times_path && !look},
                  {"--calibration", set.plan.calibration_path && !look},
                  {"--draft-window", set.draft_window > 0},
@@ -453,9 +459,11 @@ static void check_flags(void)
                  {"--draft-logits", set.draft_logits_path != NULL}};
     for (size_t i = 0; i < sizeof draft / sizeof draft[0] && !set.m.drafter_path; i++)
         if (draft[i].given) cli_usage_error(&cli, "%s needs a drafter (-d DRAFTER)", draft[i].name);
+    if (set.plan.tree && set.lookup.only)
+        cli_usage_error(&cli, "--tree and --lookup only: a look-up has one chain (expected --lookup on)");
     if (set.trace_path && plan_flags_auto(&set.plan) && !set.plan.times_path)
         cli_usage_error(&cli, "--draft-trace: what is drafted hangs on times that are measured now (expected "
-                              "--width N, or --plan-times FILE)");
+                              "--width N, --tree N, or --plan-times FILE)");
 }
 
 static void close_flags(void)

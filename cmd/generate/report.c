@@ -152,10 +152,11 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "check_layers", json_boolean(set->m.check_layers));
     json_object_set_new(j, "block", s->source ? json_integer(s->o.block) : json_null());
     json_object_set_new(j, "width",
-                        !s->source ? json_null()
-                        : set->plan.planner.next
-                            ? json_string("auto")
-                            : json_integer(set->plan.rows ? set->plan.rows : s->o.block));
+                        !s->source               ? json_null()
+                        : set->plan.planner.next ? json_string("auto")
+                        : set->plan.tree_fixed   ? json_null()
+                                               : json_integer(set->plan.rows ? set->plan.rows : s->o.block));
+    json_object_set_new(j, "tree", plan_flags_tree(&set->plan));
     json_object_set_new(j, "plan_times",
                         set->plan.times_path ? json_text(set->plan.times_path, strlen(set->plan.times_path))
                                              : json_null());
@@ -238,6 +239,8 @@ int report_write(const struct settings *set, const struct session *s, const stru
     json_object_set_new(j, "cycles", json_integer(st->cycles));
     json_object_set_new(j, "tau", json_finite(spec_tau(st)));
     json_object_set_new(j, "accepted_histogram", hist);
+    json_object_set_new(j, "tree_cycles", json_integer(st->tree_cycles));
+    json_object_set_new(j, "tree_rows", json_integer(st->tree_rows));
     json_object_set_new(j, "lookup_cycles", json_integer(st->look_cycles));
     json_object_set_new(j, "lookup_accepted", json_integer(st->look_accepted));
     json_object_set_new(j, "draft_s", json_finite(st->draft_s));

@@ -92,6 +92,7 @@ int serve_open_engine(struct server *sv, struct err *e)
 {
     const struct models *m = &sv->set->m;
     if (m->drafter) sv->source = source_drafter(m->drafter);
+    sv->o.tree = m->drafter ? sv->set->plan.tree_most : 0;
     if (models_engine(&sv->set->m, sv->cli, &sv->o, m->drafter ? &sv->source : NULL, sv->set->serve.streams,
                       &sv->g, e))
         return -1;
@@ -117,6 +118,7 @@ static int check_all(void *ctx, struct err *e)
                                      .draft_window = set->draft_window,
                                      .draft_greedy = cli_draft_greedy(sv->cli, set->draft_sampling),
                                      .look = set->lookup.look,
+                                     .tree = set->plan.tree_most,
                                      .check_layers = set->m.check_layers};
     if (models_kv(&set->m, NULL, &sv->o, e) || session_options_check(&sv->o, d, e)) return -1;
     models_check_length(&set->m, sv->cli, ctx_n);
@@ -130,7 +132,9 @@ static int open_models(struct server *sv, struct err *e)
     set->m.known = (struct session_options){.ctx = set->ctx ? set->ctx : 1,
                                             .chunk = set->chunk,
                                             .block = set->block,
-                                            .draft_window = set->draft_window};
+                                            .draft_window = set->draft_window,
+                                            .tree = set->plan.tree_most,
+                                            .check_layers = set->m.check_layers};
     set->m.check = check_all;
     set->m.check_ctx = sv;
     if (plan_flags_read(&set->plan, e) || lookup_flags_read(&set->lookup, e) ||

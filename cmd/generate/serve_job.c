@@ -172,22 +172,49 @@ static int make_text(struct job *j, struct err *e)
     return text_open(&j->text, sv->set->m.target, e);
 }
 
+/* Width and tree: the request's, else the flags'. A tree wants room that the flags made. */
+static int make_plan(struct job *j, struct err *e)
+{
+    const struct server *sv = j->c->sv;
+    const struct settings *set = sv->set;
+    const bool tree = j->r.given & REQUEST_TREE && j->r.tree > 0;
+    struct plan_flags *p = &j->plan;
+    const int32_t most = sv->g->o.tree;
+    *p = set->plan;
+    p->tree_most = most;
+    p->tree_fixed = p->tree_fixed && most;
+    if (j->r.given & REQUEST_WIDTH) {
+        p->rows = j->r.width;
+        p->tree_fixed = false;
+        if (p->rows) p->tree_most = 0;
+    }
+    if (j->r.given & REQUEST_TREE) {
+        if (sv->g->source && (j->r.tree > most || (j->r.tree < 0 && !most)))
+            return err_set(e, ERR_USAGE,
+                           "tree: more proposals than --tree made room for (expected at most %d, got %d)",
+                           most, j->r.tree < 0 ? SESSION_MAX_ROWS - 1 : j->r.tree);
+        p->tree_fixed = tree && most;
+        p->tree_most = tree && most ? j->r.tree : j->r.tree ? most : 0;
+        if (tree) p->rows = 0;
+    }
+    if (!sv->g->source && !sv->o.look) p->rows = 0;
+    if (p->rows && spec_width_check(p->rows, sv->g->source ? sv->g->o.block : 1, sv->o.look, e)) return -1;
+    return 0;
+}
+
 static int make_options(struct job *j, struct err *e)
 {
     const struct server *sv = j->c->sv;
     const struct settings *set = sv->set;
-    const int32_t width = j->r.given & REQUEST_WIDTH ? j->r.width : set->plan.rows;
-    const bool tries = sv->g->source || sv->o.look;
-    if (make_stops(j, e) || make_text(j, e)) return -1;
-    if (tries && spec_width_check(width, sv->g->o.block, sv->o.look, e)) return -1;
-    j->plan = set->plan;
-    j->plan.rows = tries ? width : 0;
+    if (make_stops(j, e) || make_text(j, e) || make_plan(j, e)) return -1;
     j->sampler = request_sampler(&j->r, &set->sampling.sampler);
     if (j->r.random_seed) j->sampler.seed = random_seed();
     j->o = (struct spec_options){.sampler = j->sampler,
                                  .stops = j->stops,
                                  .n_stops = j->n_stops,
                                  .width = j->plan.rows,
+                                 .tree = j->plan.tree_fixed ? j->plan.tree_most : 0,
+                                 .tree_seed = j->plan.seeded,
                                  .look_only = set->lookup.only,
                                  .tokens = on_tokens,
                                  .ends = j->text.stops.n ? on_ends : NULL,

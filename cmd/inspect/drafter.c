@@ -69,6 +69,24 @@ static void print_mtp(const struct desc *d)
     if (*d->inferred) print_line(NULL, "inferred", d->inferred);
 }
 
+static void print_assistant(const struct desc *d)
+{
+    printf(
+        "%-12s an assistant of Gemma 4: %d layers over the target's own keys and values, hidden size %d of "
+        "%d\n",
+        "drafter", d->n_layer, d->n_embd, d->n_embd_target);
+    for (int32_t i = 0; i < d->n_layer; i++)
+        printf("%-12s %d heads of %d, %s\n", i ? "" : "layers", d->layer[i].n_head, d->layer[i].head_dim,
+               d->layer[i].window ? "sliding" : "full");
+    if (d->n_clusters)
+        printf("%-12s %d ids in %d clusters, of which the best %d count\n", "head", d->n_vocab, d->n_clusters,
+               d->n_best);
+    else
+        printf("%-12s its own, of %d ids\n", "head", d->n_vocab);
+    printf("%-12s %d rows unless --block says other, %d at most\n", "block", d->block_size, d->block_most);
+    if (*d->inferred) print_line(NULL, "inferred", d->inferred);
+}
+
 int show_drafter(const struct gguf *g, const struct desc_override *o, bool json, struct err *e)
 {
     struct gguf_str arch = {0};
@@ -76,8 +94,9 @@ int show_drafter(const struct gguf *g, const struct desc_override *o, bool json,
     struct desc *d = NULL;
     struct desc_override as = *o;
     as.drafter = true;
-    const bool drafter = desc_holds_mtp(g) || (!gguf_get_str(g, "general.architecture", &arch, &mine) &&
-                                               (dialect_is_drafter(arch) || desc_stranger(arch)));
+    const bool drafter =
+        desc_holds_mtp(g) || (!gguf_get_str(g, "general.architecture", &arch, &mine) &&
+                              (dialect_is_drafter(arch) || desc_is_assistant(arch) || desc_stranger(arch)));
     if (!drafter && desc_override_given(o))
         return err_set(e, ERR_USAGE, "--%s is for drafters (expected a drafter's GGUF)",
                        desc_override_given(o));
@@ -104,6 +123,8 @@ int show_drafter(const struct gguf *g, const struct desc_override *o, bool json,
         putchar('\n');
         if (d->arch == DESC_QWEN35_MTP)
             print_mtp(d);
+        else if (d->arch == DESC_GEMMA4_ASSISTANT)
+            print_assistant(d);
         else
             print_dflash(d);
         if (d->has_tokenizer)

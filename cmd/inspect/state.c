@@ -118,7 +118,7 @@ int show_state(const char *path, bool json, struct err *e)
                x.has_hidden ? "the target's last hidden state" : "taps");
         for (int32_t i = 0; i < x.n_taps; i++) printf(" %" PRIu32, x.taps[i]);
         putchar('\n');
-        show_types("its cache", x.draft_kv, x.n_draft_layer);
+        if (x.n_draft_layer) show_types("its cache", x.draft_kv, x.n_draft_layer);
     } else {
         printf("%-12s none: it was made without one, and -d wants one that was made with it\n", "drafter");
     }

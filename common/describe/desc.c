@@ -14,8 +14,9 @@
 #include "../base/mem.h"
 #include "../base/text.h"
 
-static const struct desc_family *const families[] = {
-    &desc_qwen3, &desc_qwen3moe, &desc_qwen35, &desc_qwen35moe, &desc_llama, &desc_gemma4, &desc_dflash};
+static const struct desc_family *const families[] = {&desc_qwen3,     &desc_qwen3moe,  &desc_qwen35,
+                                                     &desc_qwen35moe, &desc_llama,     &desc_gemma4,
+                                                     &desc_dflash,    &desc_assistant, &desc_assistant_old};
 
 const char *desc_arch_names(void)
 {
@@ -284,12 +285,15 @@ static int refuse_flags(struct desc_reader *r)
 {
     struct desc_override o = r->o ? *r->o : (struct desc_override){.draft_causal = -1};
     if (r->d->arch == DESC_DFLASH) return 0;
-    if (r->d->arch == DESC_QWEN35_MTP) o.block_size = 0;
+    if (r->d->arch == DESC_QWEN35_MTP || r->d->arch == DESC_GEMMA4_ASSISTANT) o.block_size = 0;
     if (!desc_override_given(&o)) return 0;
     return err_set(r->e, ERR_USAGE, "%s: %s%s is for %s, this is %s%s",
                    r->g->map.path ? r->g->map.path : "model", o.flag ? o.flag : "--draft-",
                    desc_override_given(&o), desc_drafts(r->d) ? "DFlash drafters" : "drafters",
-                   desc_drafts(r->d) ? "an " : "a ", desc_drafts(r->d) ? "MTP block" : r->d->arch_name);
+                   desc_drafts(r->d) ? "an " : "a ",
+                   r->d->arch == DESC_QWEN35_MTP ? "MTP block"
+                   : desc_drafts(r->d)           ? "assistant"
+                                                 : r->d->arch_name);
 }
 
 int desc_read(struct desc **out, const struct gguf *g, const struct desc_override *o, struct err *e)
@@ -307,7 +311,8 @@ int desc_read(struct desc **out, const struct gguf *g, const struct desc_overrid
     if (gguf_whole(g, e) || read_any(&r)) goto out;
     if (refuse_flags(&r)) goto out;
     if (read_tokenizer(&r) || refuse_unknown_tensors(&r)) goto out;
-    if (r.d->arch != DESC_DFLASH) r.d->has_norm_crc = desc_norm_crc(g, &r.d->norm_crc);
+    if (r.d->arch != DESC_DFLASH && r.d->arch != DESC_GEMMA4_ASSISTANT)
+        r.d->has_norm_crc = desc_norm_crc(g, &r.d->norm_crc);
     if (!r.d->block_most) r.d->block_most = desc_cycle_rows(r.d);
     read_identity(&r);
     *out = r.d;
@@ -347,12 +352,62 @@ static int pair_mtp(const struct desc *t, const struct desc *d, struct err *e)
     return 0;
 }
 
+int32_t desc_donor(const struct desc *t, const struct desc_layer *y)
+{
+    for (int32_t i = t->n_layer - 1; i >= 0; i--)
+        if (!t->layer[i].recurrent && (t->layer[i].window > 0) == (y->window > 0)) return i;
+    return -1;
+}
+
+/* An assistant's layer reads what a layer of the target left: the same heads, the same window. */
+static int pair_donor(const struct desc *t, const struct desc *d, int32_t i, struct err *e)
+{
+    const struct desc_layer *y = &d->layer[i], *from;
+    const int32_t donor = desc_donor(t, y);
+    if (donor < 0)
+        return err_set(e, ERR_FORMAT, "drafter: layer %d: no layer of the target to read (expected a %s one)",
+                       i, y->window ? "sliding" : "full");
+    from = &t->layer[donor];
+    if (y->head_dim != from->head_dim || y->n_head % from->n_head_kv)
+        return err_set(e, ERR_FORMAT,
+                       "drafter: layer %d: heads (expected some of the size of the target's layer %d, %d, a "
+                       "multiple of its %d key heads, got %d of %d)",
+                       i, donor, from->head_dim, from->n_head_kv, y->n_head, y->head_dim);
+    if (y->window != from->window)
+        return err_set(e, ERR_FORMAT,
+                       "drafter: layer %d: window (expected that of the target's layer %d, %d, "
+                       "got %d)",
+                       i, donor, from->window, y->window);
+    return 0;
+}
+
+static int pair_assistant(const struct desc *t, const struct desc *d, struct err *e)
+{
+    if (t->arch != DESC_GEMMA4)
+        return err_set(e, ERR_FORMAT,
+                       "drafter: is an assistant of Gemma 4 (expected a target of gemma4, got %s)",
+                       t->arch_name);
+    if (d->n_embd_target != t->n_embd)
+        return err_set(e, ERR_FORMAT, "drafter: hidden size that it reads (expected the target's %d, got %d)",
+                       t->n_embd, d->n_embd_target);
+    if (d->n_vocab != t->n_vocab)
+        return err_set(e, ERR_FORMAT, "drafter: vocabulary (expected the target's %d, got %d)", t->n_vocab,
+                       d->n_vocab);
+    if (t->has_tokenizer && d->has_tokenizer && t->n_tokens != d->n_tokens)
+        return err_set(e, ERR_FORMAT, "drafter: tokenizer (expected the target's %d tokens, got %d)",
+                       t->n_tokens, d->n_tokens);
+    for (int32_t i = 0; i < d->n_layer; i++)
+        if (pair_donor(t, d, i, e)) return -1;
+    return 0;
+}
+
 int desc_pair(const struct desc *t, const struct desc *d, struct err *e)
 {
     if (desc_drafts(t))
         return err_set(e, ERR_FORMAT, "target: is a drafter (expected a target architecture, got %s)",
                        t->arch_name);
     if (d->arch == DESC_QWEN35_MTP) return pair_mtp(t, d, e);
+    if (d->arch == DESC_GEMMA4_ASSISTANT) return pair_assistant(t, d, e);
     if (d->arch != DESC_DFLASH)
         return err_set(e, ERR_FORMAT, "drafter: is a target (expected the architecture of a drafter, got %s)",
                        d->arch_name);

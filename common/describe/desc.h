@@ -20,7 +20,8 @@ enum desc_arch {
     DESC_GEMMA4,
     DESC_LLAMA,
     DESC_DFLASH,
-    DESC_QWEN35_MTP, /* the block of a Qwen3.5 file that predicts further tokens, as a drafter */
+    DESC_GEMMA4_ASSISTANT, /* a drafter that reads its Gemma 4 target's own keys and values */
+    DESC_QWEN35_MTP,       /* the block of a Qwen3.5 file that predicts further tokens, as a drafter */
 };
 
 /* How a DSpark drafter makes what it adds of the embedding of the token before: of it alone; gated by the row
@@ -86,6 +87,9 @@ struct desc {
                            own row does */
     int32_t block_most; /* rows of a cycle at most: desc_cycle_rows, but where any number does */
     bool apart;         /* MTP: the file holds nothing else; else its target too */
+    int32_t n_embd_target;      /* assistants: the target's width */
+    int32_t n_clusters, n_best; /* assistants: of the vocabulary, and those whose ids count; 0: no clusters */
+    const char *pre_name, *post_name; /* assistants: tensors as the file names them */
     bool own_embed, own_head; /* MTP: nextn.embed_tokens, nextn.shared_head_head in place of the target's */
     const char *head_norm;    /* MTP: the tensor of the norm before the head */
     int32_t idle_rows;        /* behind those that propose: Domino's last row with shift_label */
@@ -160,6 +164,7 @@ int desc_read(struct desc **d, const struct gguf *g, const struct desc_override 
 void desc_free(struct desc *d);
 /* Does a file of whatever architecture hold an MTP block, beside a target or alone? */
 bool desc_holds_mtp(const struct gguf *g);
+bool desc_is_assistant(struct gguf_str arch); /* of Gemma 4, in one of its spellings */
 /* Is it a vocabulary alone: tokens, and no tensor. desc_read refuses it as such. */
 bool desc_vocabulary_only(const struct gguf *g);
 /* Do they fit: hidden size x taps = fc's width, taps in range, vocabulary, mask id, embedding width. First
@@ -200,8 +205,20 @@ void desc_tell(const struct desc *d, const char *flag,
 /* Is it a drafter's? */
 static inline bool desc_drafts(const struct desc *d)
 {
-    return d->arch == DESC_DFLASH || d->arch == DESC_QWEN35_MTP;
+    return d->arch == DESC_DFLASH || d->arch == DESC_QWEN35_MTP || d->arch == DESC_GEMMA4_ASSISTANT;
 }
+/* Layers of a drafter with a cache of their own; does it read the target's last hidden state? */
+static inline int32_t desc_draft_caches(const struct desc *d)
+{
+    return d->arch == DESC_GEMMA4_ASSISTANT ? 0 : d->n_layer;
+}
+static inline bool desc_reads_hidden(const struct desc *d)
+{
+    return d->arch == DESC_QWEN35_MTP || d->arch == DESC_GEMMA4_ASSISTANT;
+}
+/* Of an assistant's layer: the target's layer whose keys and values it reads, the last one of its kind; -1:
+ * there is none. */
+int32_t desc_donor(const struct desc *target, const struct desc_layer *y);
 /* The first layer with attention (layer 0 where none has any): what is said of a model in one line. */
 const struct desc_layer *desc_attention(const struct desc *d);
 /* The architectures that are read, for messages: "qwen3, ... or dflash". */

@@ -64,7 +64,7 @@ static int refuse(struct desc_reader *r, const char *name, const char *what)
                      desc_key(r, name, key, sizeof key), what, v);
 }
 
-static int read_windows(struct desc_reader *r)
+int desc_gemma4_windows(struct desc_reader *r)
 {
     char key[160];
     desc_key(r, "attention.sliding_window_pattern", key, sizeof key);
@@ -75,7 +75,7 @@ static int read_windows(struct desc_reader *r)
 /* ---- heads ---- */
 
 /* A key of one number, or one a layer, against what the tensors say. */
-static int agree_layers(struct desc_reader *r, const char *name, size_t field, const char *tensor)
+int desc_gemma4_agree(struct desc_reader *r, const char *name, size_t field, const char *tensor)
 {
     char key[160];
     int32_t v[DESC_MAX_LAYERS];
@@ -134,9 +134,10 @@ static int read_heads(struct desc_reader *r)
 {
     for (int32_t i = 0; i < r->d->n_layer; i++)
         if (desc_layer_heads(r, i, 1, 0)) return -1;
-    return agree_layers(r, "attention.head_count", offsetof(struct desc_layer, n_head), "attn_q.weight") ||
-                   agree_layers(r, "attention.head_count_kv", offsetof(struct desc_layer, n_head_kv),
-                                "attn_k.weight") ||
+    return desc_gemma4_agree(r, "attention.head_count", offsetof(struct desc_layer, n_head),
+                             "attn_q.weight") ||
+                   desc_gemma4_agree(r, "attention.head_count_kv", offsetof(struct desc_layer, n_head_kv),
+                                     "attn_k.weight") ||
                    agree_head_dims(r) || read_values(r)
                ? -1
                : 0;
@@ -153,7 +154,7 @@ static int read_ff(struct desc_reader *r)
         snprintf(name, sizeof name, "blk.%d.ffn_gate.weight", i);
         if (desc_dim(r, name, 1, &d->layer[i].n_ff)) return -1;
     }
-    if (agree_layers(r, "feed_forward_length", offsetof(struct desc_layer, n_ff), "ffn_gate.weight"))
+    if (desc_gemma4_agree(r, "feed_forward_length", offsetof(struct desc_layer, n_ff), "ffn_gate.weight"))
         return -1;
     if (desc_maybe_i32(r, "expert_count", 0, INT32_MAX, &count) < 0) return -1;
     return count || gguf_tensor(r->g, "blk.0.ffn_gate_inp.weight") ? desc_experts(r) : 0;
@@ -161,7 +162,7 @@ static int read_ff(struct desc_reader *r)
 
 /* One set for each kind of layer. rope_freqs.weight is that of the full ones, always there: which pairs turn
  * is in it alone. */
-static int read_rope(struct desc_reader *r)
+int desc_gemma4_rope(struct desc_reader *r)
 {
     struct desc *d = r->d;
     char key[160];
@@ -207,7 +208,7 @@ static int read_gemma4(struct desc_reader *r)
         refuse(r, "embedding_length_per_layer_input", "per-layer embeddings (as in E2B and E4B)") ||
         refuse(r, "attention.shared_kv_layers",
                "layers that share another layer's cache (as in E2B and E4B)") ||
-        desc_base(r, true) || read_windows(r) || read_heads(r) || read_ff(r) || read_rope(r) ||
+        desc_base(r, true) || desc_gemma4_windows(r) || read_heads(r) || read_ff(r) || desc_gemma4_rope(r) ||
         read_scales(r))
         return -1;
     return desc_expect_all(r, tensors);

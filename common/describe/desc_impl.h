@@ -25,7 +25,7 @@ struct desc_family {
     int (*read)(struct desc_reader *r); /* arch, arch_name, dialect "" and an embedding scale of 1 are set */
 };
 extern const struct desc_family desc_qwen3, desc_qwen3moe, desc_qwen35, desc_qwen35moe, desc_llama,
-    desc_gemma4, desc_dflash, desc_qwen35_mtp, desc_qwen35moe_mtp;
+    desc_gemma4, desc_dflash, desc_qwen35_mtp, desc_qwen35moe_mtp, desc_assistant, desc_assistant_old;
 
 /* ---- desc_read.c: one key, one tensor. Return 0, 1 (maybe_*: absent) or -1 with the error ---- */
 
@@ -84,6 +84,14 @@ bool desc_mtp_apart(const struct gguf *g, struct gguf_str arch);
 /* Does it hold one? */
 bool desc_mtp_there(const struct gguf *g, struct gguf_str arch);
 
+/* ---- desc_gemma4.c: what its targets and their assistants share ---- */
+
+/* A rope set for each kind of layer; the windows must be there. */
+int desc_gemma4_rope(struct desc_reader *r);
+int desc_gemma4_windows(struct desc_reader *r);
+/* A key of one number, or one a layer, against a field of struct desc_layer that tensor says. */
+int desc_gemma4_agree(struct desc_reader *r, const char *name, size_t field, const char *tensor);
+
 /* ---- desc_pieces.c: relatives of DFlash drafters ---- */
 
 /* The kind of drafter that a key below arch belongs to, NULL if it is no piece of a relative. */
@@ -101,6 +109,9 @@ enum desc_size {
     NE_NONE,
     NE_EMBD,
     NE_EMBD2, /* 2 n_embd */
+    NE_TARGET,
+    NE_TARGET2, /* n_embd_target, and twice that */
+    NE_CLUSTERS,
     NE_VOCAB,
     NE_Q,     /* n_head * head_dim */
     NE_Q2,    /* the same twice: [q | gate] a head */
@@ -122,14 +133,15 @@ enum desc_size {
 /* Which layers have a tensor: all of the bits must hold. */
 #define ON_ATTENTION 1u /* not recurrent */
 #define ON_RECURRENT 2u
-#define ON_DENSE 4u      /* n_ff > 0 */
-#define ON_MOE 8u        /* moe */
-#define ON_VALUES 16u    /* attention with values of its own */
-#define ON_FUSED 32u     /* gate_up_fused */
-#define ON_SPLIT 64u     /* not gate_up_fused */
-#define ON_SHARED 128u   /* n_ff_shexp > 0 */
-#define ON_UNTIED 256u   /* not tied_head */
-#define ON_DIVISORS 512u /* some rope set has divisors */
+#define ON_DENSE 4u       /* n_ff > 0 */
+#define ON_MOE 8u         /* moe */
+#define ON_VALUES 16u     /* attention with values of its own */
+#define ON_FUSED 32u      /* gate_up_fused */
+#define ON_SPLIT 64u      /* not gate_up_fused */
+#define ON_SHARED 128u    /* n_ff_shexp > 0 */
+#define ON_UNTIED 256u    /* not tied_head */
+#define ON_DIVISORS 512u  /* some rope set has divisors */
+#define ON_CLUSTERS 1024u /* n_clusters > 0 */
 
 /* One tensor of a family, or one a layer where the name holds "%d". ne in ggml order, contiguous first. */
 struct desc_expect {

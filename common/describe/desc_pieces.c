@@ -319,8 +319,6 @@ const char *desc_stranger(struct gguf_str arch)
     static const struct {
         const char *arch, *what;
     } known[] = {
-        {"gemma4_assistant", "a Gemma 4 MTP assistant (its layers read the target's own keys and values)"},
-        {"gemma4-assistant", "a Gemma 4 MTP assistant (its layers read the target's own keys and values)"},
         {"eagle", "an EAGLE drafter"},
         {"eagle3", "an EAGLE-3 drafter"},
     };

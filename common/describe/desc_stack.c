@@ -183,6 +183,9 @@ static int64_t size_of(const struct desc *d, const struct desc_layer *y, enum de
     case NE_NONE: return 0;
     case NE_EMBD: return d->n_embd;
     case NE_EMBD2: return 2 * (int64_t)d->n_embd;
+    case NE_TARGET: return d->n_embd_target;
+    case NE_TARGET2: return 2 * (int64_t)d->n_embd_target;
+    case NE_CLUSTERS: return d->n_clusters;
     case NE_VOCAB: return d->n_vocab;
     case NE_Q: return (int64_t)y->n_head * y->head_dim;
     case NE_Q2: return 2 * (int64_t)y->n_head * y->head_dim;
@@ -213,6 +216,7 @@ static unsigned holds(const struct desc *d, const struct desc_layer *y)
     unsigned on = d->gate_up_fused ? ON_FUSED : ON_SPLIT;
     if (d->n_ff_shexp) on |= ON_SHARED;
     if (!d->tied_head) on |= ON_UNTIED;
+    if (d->n_clusters) on |= ON_CLUSTERS;
     for (int i = 0; i < d->n_rope; i++)
         if (d->rope[i].has_divisors) on |= ON_DIVISORS;
     if (!y) return on;

@@ -563,10 +563,12 @@ static void see_features(struct doctor *p)
 {
     char mtp[3][64];
     const char *names[] = {p->d->fc_name, p->d->hidden_norm_name, "output_norm.weight"};
+    const char *const of_assistant[] = {p->d->pre_name, p->d->post_name, "output_norm.weight"};
     static const char *const of_mtp[] = {"nextn.eh_proj.weight", "nextn.hnorm.weight", "nextn.enorm.weight"};
     for (int i = 0; i < 3; i++) {
         snprintf(mtp[i], sizeof mtp[i], "blk.%d.%s", p->d->first_block, of_mtp[i]);
         if (p->d->arch == DESC_QWEN35_MTP) names[i] = mtp[i];
+        if (p->d->arch == DESC_GEMMA4_ASSISTANT) names[i] = of_assistant[i];
         const struct gguf_tensor *t = gguf_tensor(p->dg, names[i]);
         const struct values v = look(p, t);
         const char *type = kn_type_info(t->type)->name;
@@ -603,7 +605,10 @@ static void see_types(struct doctor *p)
                    "dflash-convert makes another file of the checkpoint");
     }
     const bool mtp = p->d->arch == DESC_QWEN35_MTP; /* what its file has of the target's is not read */
-    const struct gguf_tensor *own = mtp ? NULL : gguf_tensor(p->dg, "output.weight"),
+    const struct gguf_tensor *own = mtp ? NULL
+                                    : p->d->arch == DESC_GEMMA4_ASSISTANT
+                                        ? gguf_tensor(p->dg, "token_embd.weight")
+                                        : gguf_tensor(p->dg, "output.weight"),
                              *head = own ? own : gguf_tensor(p->tg, "output.weight");
     if (!head) head = gguf_tensor(p->tg, "token_embd.weight");
     if (!head) return;
@@ -683,8 +688,51 @@ static void see_mtp(struct doctor *p)
     if (*d->inferred) ok(p, "inferred", textf("%s", d->inferred));
 }
 
+/* A Gemma 4 assistant and the target whose caches it reads. */
+static void see_assistant(struct doctor *p)
+{
+    const struct desc *t = p->t, *d = p->d;
+    ok(p, "kind",
+       textf("an assistant of Gemma 4 of %d layers: %d proposals a cycle, one after the other", d->n_layer,
+             d->block_size - 1));
+    if (t->arch != DESC_GEMMA4)
+        misfit(p, "target", textf("its layers read the caches of a Gemma 4"), textf("gemma4"),
+               textf("%s", t->arch_name), "an assistant goes with the model that it was trained beside");
+    same(p, "hidden size", textf("it reads the target's last hidden state: %d values", t->n_embd), t->n_embd,
+         d->n_embd_target, "another size of Gemma 4 has another assistant");
+    for (int32_t i = 0; i < d->n_layer; i++) {
+        const struct desc_layer *y = &d->layer[i];
+        const int32_t donor = desc_donor(t, y);
+        const struct desc_layer *z = donor < 0 ? NULL : &t->layer[donor];
+        if (!z)
+            misfit(p, "caches", textf("layer %d finds no layer to read", i),
+                   textf("a %s layer of the target", y->window ? "sliding" : "full"), textf("none"), NULL);
+        else if (y->head_dim != z->head_dim || y->n_head % z->n_head_kv || y->window != z->window)
+            misfit(p, "caches", textf("layer %d reads the target's layer %d", i, donor),
+                   textf("a multiple of %d heads of %d, window %d", z->n_head_kv, z->head_dim, z->window),
+                   textf("%d of %d, window %d", y->n_head, y->head_dim, y->window), NULL);
+        else
+            ok(p, "caches", textf("layer %d reads the target's layer %d", i, donor));
+        if (z && (d->rope[y->rope].theta != t->rope[z->rope].theta ||
+                  d->rope[y->rope].n_rot != t->rope[z->rope].n_rot))
+            note(p, "rope",
+                 textf("layer %d: theta %g, the target's layer %d has %g", i, (double)d->rope[y->rope].theta,
+                       donor, (double)t->rope[z->rope].theta),
+                 "keys are turned by the target's");
+    }
+    if (*d->inferred) ok(p, "inferred", textf("%s", d->inferred));
+}
+
 static int see_all(struct doctor *p, struct err *e)
 {
+    if (p->d->arch == DESC_GEMMA4_ASSISTANT) {
+        see_assistant(p);
+        see_tokenizer(p);
+        see_special(p);
+        see_features(p);
+        see_types(p);
+        return 0;
+    }
     if (p->d->arch == DESC_QWEN35_MTP) {
         see_mtp(p);
         see_target(p);

@@ -16,8 +16,9 @@
 #include "../token/tokenizer.h"
 
 const struct conv_family *const conv_families[] = {
-    &conv_qwen3,  &conv_qwen3moe,     &conv_qwen35, &conv_qwen35moe, &conv_llama,  &conv_gemma4,
-    &conv_dspark, &conv_dspark_forge, &conv_domino, &conv_dflash2,   &conv_dflash, NULL};
+    &conv_qwen3,   &conv_qwen3moe,  &conv_qwen35, &conv_qwen35moe,    &conv_llama,
+    &conv_gemma4,  &conv_assistant, &conv_dspark, &conv_dspark_forge, &conv_domino,
+    &conv_dflash2, &conv_dflash,    NULL};
 
 /* Their names in config.json, for messages. */
 static const char *family_names(char *buf, size_t n)
@@ -379,7 +380,7 @@ static int find_family(struct conv *c, struct err *e)
     for (int i = 0; conv_families[i]; i++)
         if (!strcmp(conv_families[i]->hf, arch[0]) ||
             (conv_families[i]->hf_nested && !strcmp(conv_families[i]->hf_nested, arch[0]))) {
-            c->nested = strcmp(conv_families[i]->hf, arch[0]) != 0;
+            c->nested = conv_families[i]->hf_nested && !strcmp(conv_families[i]->hf_nested, arch[0]);
             c->fam = by_projector(c, conv_families[i]);
             return refuse_relative(c, e);
         }

@@ -43,7 +43,10 @@ int conv_plan_types(struct conv *c, struct err *e, uint32_t *file_type)
         q[i].from = c->t[i].from;
     }
     if (quant_plan(recipe, &m, q, c->n_t, KN_F32, c->o->override, c->o->n_override, to, e)) goto done;
-    for (int64_t i = 0; i < c->n_t; i++) c->t[i].to = c->t[i].rule->flags & CONV_IDS ? KN_I64 : to[i];
+    for (int64_t i = 0; i < c->n_t; i++) {
+        const unsigned flags = c->t[i].rule->flags;
+        c->t[i].to = flags & CONV_IDS ? KN_I64 : flags & CONV_ORDER ? KN_I32 : to[i];
+    }
     *file_type = quant_recipe_file_type(recipe);
     int64_t first, count = quant_fell_back(recipe, q, c->n_t, &first);
     if (count)
@@ -170,6 +173,25 @@ static int gather(const struct conv *c, const struct conv_tensor *t, int64_t row
     return rc;
 }
 
+/* n ids from the first on, as int32. Without a source: 0, 1, 2, ... */
+static int read_order(const struct conv *c, const struct conv_tensor *t, int64_t n, int32_t *dst,
+                      struct err *e)
+{
+    for (int64_t i = 0; i < n; i++) {
+        int64_t v = i;
+        int32_t small;
+        if (t->src && t->src->dtype == ST_I64)
+            memcpy(&v, t->src->data + 8 * (size_t)i, sizeof v);
+        else if (t->src)
+            memcpy(&small, t->src->data + 4 * (size_t)i, sizeof small), v = small;
+        if (v < 0 || v > INT32_MAX)
+            return err_set(e, ERR_FORMAT, "%s: %s: element %lld is no id (got %lld)", c->label, t->name,
+                           (long long)i, (long long)v);
+        dst[i] = (int32_t)v;
+    }
+    return 0;
+}
+
 /* The ids that a row of differences stands for. */
 static void read_ids(const struct conv_tensor *t, int64_t *ids)
 {
@@ -211,6 +233,15 @@ int conv_read_rows(const struct conv *c, const struct conv_tensor *t, int64_t ro
         memcpy(dst, t->made + row0 * t->ne[0], (size_t)n * (size_t)t->ne[0] * sizeof *dst);
         return 0;
     }
+    if (t->rule->flags & CONV_ORDER) { /* a vector: in place */
+        if (read_order(c, t, t->ne[0], (int32_t *)(void *)dst, e)) return -1;
+        for (int64_t i = 0; i < t->ne[0]; i++) {
+            int32_t v;
+            memcpy(&v, &dst[i], sizeof v);
+            dst[i] = (float)v;
+        }
+        return 0;
+    }
     if (t->rule->flags & CONV_IDS) return err_set(e, ERR_FORMAT, "%s: %s holds integers", c->label, t->name);
     return gather(c, t, row0, n, false, (uint8_t *)dst, e);
 }
@@ -220,6 +251,7 @@ static int fill_slab(struct conv *c, const struct conv_tensor *t, int64_t row0, 
                      struct err *e)
 {
     const char *name = t->src ? t->src->name : t->name;
+    if (t->rule->flags & CONV_ORDER) return read_order(c, t, t->ne[0], (int32_t *)(void *)s->dst, e);
     if (t->rule->flags & CONV_IDS && t->src) {
         read_ids(t, (int64_t *)(void *)s->dst);
         return check_ids(c, t, (const int64_t *)(const void *)s->dst, e);
@@ -277,7 +309,7 @@ static int write_tensor(struct conv *c, const struct conv_tensor *t, struct io_o
                         uint64_t total, struct err *e)
 {
     size_t in_row = kn_row_bytes(t->from, t->ne[0]), out_row = kn_row_bytes(t->to, t->ne[0]);
-    struct slab s = {.rows = quant_slab_rows(t->from, t->to, t->ne[0])};
+    struct slab s = {.rows = t->rule->flags & CONV_ORDER ? 1 : quant_slab_rows(t->from, t->to, t->ne[0])};
     int ret = -1;
     const int64_t rows = rows_of(t);
     if (s.rows > rows) s.rows = rows;

@@ -129,25 +129,16 @@ static int refuse_small(struct conv *c, struct err *e)
     return 0;
 }
 
-static int kinds(struct conv *c, struct err *e)
+/* Sliding or full, of every layer. */
+static int layer_kinds(struct conv *c, struct err *e)
 {
     const char *types[DESC_MAX_LAYERS];
-    bool same = false, moe = false;
     int n = 0;
-    if (refuse_small(c, e)) return -1;
     int r = hf_get_str_list(c->cfg, "layer_types", types, DESC_MAX_LAYERS, &n, e);
     if (r < 0) return -1;
     if (r == 1 || n != c->n_layer)
         return err_set(e, ERR_FORMAT, "%s: layer_types %s (expected %d layers, got %d)",
                        hf_config_name(c->cfg), r ? "is missing" : "has the wrong length", c->n_layer, n);
-    r = hf_get_bool(c->cfg, "attention_k_eq_v", &same, e);
-    if (r < 0) return -1;
-    if (r == 1)
-        return err_set(e, ERR_FORMAT,
-                       "%s: attention_k_eq_v is missing (expected true or false: whether full layers make "
-                       "their values of the key projection)",
-                       hf_config_name(c->cfg));
-    if (hf_get_bool(c->cfg, "enable_moe_block", &moe, e) < 0) return -1;
     for (int32_t i = 0; i < n; i++) {
         bool sliding = !strcmp(types[i], "sliding_attention");
         if (!sliding && strcmp(types[i], "full_attention"))
@@ -155,9 +146,25 @@ static int kinds(struct conv *c, struct err *e)
                            "%s: layer_types[%d] is not known (expected \"sliding_attention\" or "
                            "\"full_attention\", got \"%.64s\")",
                            hf_config_name(c->cfg), i, types[i]);
-        c->kind[i] =
-            (uint8_t)((sliding ? SLIDING : FULL) | (!sliding && !same ? VALUES : 0) | (moe ? MOE : 0));
+        c->kind[i] = sliding ? SLIDING : FULL;
     }
+    return 0;
+}
+
+static int kinds(struct conv *c, struct err *e)
+{
+    bool same = false, moe = false;
+    if (refuse_small(c, e) || layer_kinds(c, e)) return -1;
+    int r = hf_get_bool(c->cfg, "attention_k_eq_v", &same, e);
+    if (r < 0) return -1;
+    if (r == 1)
+        return err_set(e, ERR_FORMAT,
+                       "%s: attention_k_eq_v is missing (expected true or false: whether full layers make "
+                       "their values of the key projection)",
+                       hf_config_name(c->cfg));
+    if (hf_get_bool(c->cfg, "enable_moe_block", &moe, e) < 0) return -1;
+    for (int32_t i = 0; i < c->n_layer; i++)
+        c->kind[i] |= (uint8_t)(((c->kind[i] & FULL) && !same ? VALUES : 0) | (moe ? MOE : 0));
     return 0;
 }
 
@@ -326,13 +333,14 @@ static int put_windows(struct conv *c, struct err *e)
 {
     bool sliding[DESC_MAX_LAYERS];
     int64_t window;
+    char key[96];
     int r = hf_get_i64(c->cfg, "sliding_window", 1, INT32_MAX, &window, e);
     if (r < 0) return -1;
     if (r == 1) return err_set(e, ERR_FORMAT, "%s: sliding_window is missing", hf_config_name(c->cfg));
     for (int32_t i = 0; i < c->n_layer; i++) sliding[i] = c->kind[i] & SLIDING;
+    snprintf(key, sizeof key, "%s.attention.sliding_window_pattern", conv_arch(c));
     return conv_put_u32(c, "attention.sliding_window", window, e) ||
-                   gguf_put_array(c->w, "gemma4.attention.sliding_window_pattern", GGUF_BOOL, sliding,
-                                  (uint64_t)c->n_layer, e)
+                   gguf_put_array(c->w, key, GGUF_BOOL, sliding, (uint64_t)c->n_layer, e)
                ? -1
                : 0;
 }
@@ -393,4 +401,188 @@ const struct conv_family conv_gemma4 = {
     .heads = heads,
     .make = make,
     .keys = keys,
+};
+
+/* ---- assistants: stacks over the target's caches (Gemma4AssistantForCausalLM), as llama.cpp names them ----
+ */
+
+/* The ordering and the centroids of a vocabulary in clusters have no place in that spelling: they have the
+ * names of an older one. */
+static const struct conv_rule assistant_rules[] = {
+    {"pre_projection.weight", "nextn.pre_projection.weight", {DIM_EMBD, DIM_TARGET2}, 0},
+    {"post_projection.weight", "nextn.post_projection.weight", {DIM_TARGET, DIM_EMBD}, 0},
+    {"embed_tokens.weight", "token_embd.weight", {DIM_VOCAB, DIM_EMBD}, CONV_EMBED},
+    {LAYER "input_layernorm.weight", "blk.%d.attn_norm.weight", {DIM_EMBD}, 0},
+    {LAYER "self_attn.q_proj.weight", "blk.%d.attn_q.weight", {DIM_Q, DIM_EMBD}, CONV_KIND(SLIDING)},
+    {LAYER "self_attn.q_proj.weight", "blk.%d.attn_q.weight", {DIM_Q_FULL, DIM_EMBD}, CONV_KIND(FULL)},
+    {LAYER "self_attn.q_norm.weight", "blk.%d.attn_q_norm.weight", {DIM_HEAD}, CONV_KIND(SLIDING)},
+    {LAYER "self_attn.q_norm.weight", "blk.%d.attn_q_norm.weight", {DIM_HEAD_FULL}, CONV_KIND(FULL)},
+    {LAYER "self_attn.o_proj.weight", "blk.%d.attn_output.weight", {DIM_EMBD, DIM_Q}, CONV_KIND(SLIDING)},
+    {LAYER "self_attn.o_proj.weight", "blk.%d.attn_output.weight", {DIM_EMBD, DIM_Q_FULL}, CONV_KIND(FULL)},
+    {LAYER "post_attention_layernorm.weight", "blk.%d.post_attention_norm.weight", {DIM_EMBD}, 0},
+    {LAYER "pre_feedforward_layernorm.weight", "blk.%d.ffn_norm.weight", {DIM_EMBD}, 0},
+    {LAYER "mlp.gate_proj.weight", "blk.%d.ffn_gate.weight", {DIM_FF, DIM_EMBD}, 0},
+    {LAYER "mlp.up_proj.weight", "blk.%d.ffn_up.weight", {DIM_FF, DIM_EMBD}, 0},
+    {LAYER "mlp.down_proj.weight", "blk.%d.ffn_down.weight", {DIM_EMBD, DIM_FF}, 0},
+    {LAYER "post_feedforward_layernorm.weight", "blk.%d.post_ffw_norm.weight", {DIM_EMBD}, 0},
+    {LAYER "layer_scalar", "blk.%d.layer_output_scale.weight", {DIM_ONE}, 0},
+    {"norm.weight", "output_norm.weight", {DIM_EMBD}, 0},
+    {"lm_head.weight", "output.weight", {DIM_VOCAB, DIM_EMBD}, CONV_OPTIONAL | CONV_HEAD},
+    {"rope_freqs", "rope_freqs.weight", {DIM_ROT}, CONV_MADE},
+    {"masked_embedding.centroids.weight", "mtp.centroids.weight", {DIM_CLUSTERS, DIM_EMBD}, CONV_OPTIONAL},
+    {"masked_embedding.token_ordering", "mtp.token_ordering.weight", {DIM_VOCAB}, CONV_OPTIONAL | CONV_ORDER},
+    {NULL, NULL, {DIM_NONE}, 0},
+};
+
+static const struct hf_rule assistant_config[] = {
+    {"attention_bias", "[false]"},
+    {"attention_k_eq_v", NULL},            /* of the target's layers: there are no values here */
+    {"centroid_intermediate_top_k", NULL}, /* looked at with use_ordered_embeddings */
+    {"enable_moe_block", "[false]"},
+    {"final_logit_softcapping", "[null]"}, /* its logits are not capped */
+    {"hidden_activation", "[\"gelu_pytorch_tanh\"]"},
+    {"hidden_size_per_layer_input", "[0]"},
+    {"model_type", "[\"gemma4_assistant\", \"gemma4_text\"]"},
+    {"moe_intermediate_size", NULL},
+    {"num_centroids", NULL},
+    {"num_experts", NULL},
+    {"num_global_key_value_heads", NULL},
+    {"partial_rotary_factor", "[1]"},
+    {"sliding_window_pattern", NULL},
+    {"_sliding_window_pattern", NULL},
+    {"top_k_experts", NULL},
+    {"use_bidirectional_attention", NULL}, /* one query: nothing stands behind it */
+    {"use_double_wide_mlp", "[false]"},
+    {"vocab_size_per_layer_input", NULL},
+    {NULL, NULL},
+};
+
+/* All layers share the caches of another model. */
+static int assistant_kinds(struct conv *c, struct err *e)
+{
+    int64_t shared = 0;
+    const int r = hf_get_i64(c->cfg, "num_kv_shared_layers", 0, INT32_MAX, &shared, e);
+    if (r < 0) return -1;
+    if (r == 0 && shared != c->n_layer)
+        return err_set(
+            e, ERR_FORMAT,
+            "%s: num_kv_shared_layers: layers with caches of their own are not supported (expected %d, "
+            "got %lld)",
+            hf_config_name(c->cfg), c->n_layer, (long long)shared);
+    return layer_kinds(c, e);
+}
+
+static int assistant_sizes(struct conv *c, struct err *e)
+{
+    struct said s;
+    int64_t target, n;
+    bool ordered = false;
+    if (assistant_kinds(c, e) || read_said(c, &s, e) || set_kind(c, &s, false, e) ||
+        set_kind(c, &s, true, e) || conv_need_i64(c, "backbone_hidden_size", &target, e) ||
+        hf_get_bool(c->cfg, "use_ordered_embeddings", &ordered, e) < 0)
+        return -1;
+    conv_set_dim(c, DIM_TARGET, target, "backbone_hidden_size");
+    conv_set_dim(c, DIM_TARGET2, 2 * target, "2 x backbone_hidden_size");
+    if (!ordered) return 0;
+    return conv_need_i64(c, "num_centroids", &n, e) ? -1 : conv_set_dim(c, DIM_CLUSTERS, n, "num_centroids");
+}
+
+/* Centroids that the config does not use are left out. */
+static int clusters(struct conv *c, struct err *e)
+{
+    bool ordered = false;
+    int64_t n = 0, kept = 0;
+    const int r = hf_get_bool(c->cfg, "use_ordered_embeddings", &ordered, e);
+    if (r < 0) return -1;
+    if (r == 1)
+        return err_set(e, ERR_FORMAT, "%s: use_ordered_embeddings is missing (expected true or false)",
+                       hf_config_name(c->cfg));
+    for (int64_t i = 0; i < c->n_t; i++) {
+        const bool of = !strncmp(c->t[i].name, "mtp.", 4);
+        n += of;
+        if (ordered || !of) c->t[kept++] = c->t[i];
+    }
+    c->n_t = kept;
+    if (!ordered && n) conv_say(c, CONVERT_NOTE, "left out: the clusters, which config.json does not use");
+    if (ordered && n != 2)
+        return err_set(
+            e, ERR_FORMAT,
+            "%s: masked_embedding.centroids.weight and masked_embedding.token_ordering are not both "
+            "there (%s: use_ordered_embeddings is true)",
+            c->label, hf_config_name(c->cfg));
+    if (ordered && c->dim[DIM_VOCAB] % c->dim[DIM_CLUSTERS])
+        return err_set(e, ERR_FORMAT, "%s: clusters do not divide the vocabulary (got %lld and %lld)",
+                       c->label, (long long)c->dim[DIM_CLUSTERS], (long long)c->dim[DIM_VOCAB]);
+    return 0;
+}
+
+/* Key heads are the target's: config.json's number of them is a witness of nothing here. */
+static int assistant_heads(struct conv *c, struct err *e)
+{
+    struct said s;
+    if (clusters(c, e) || read_said(c, &s, e)) return -1;
+    if (c->dim[DIM_TARGET2] != 2 * c->dim[DIM_TARGET])
+        return err_set(
+            e, ERR_FORMAT,
+            "%s: %s: columns are not an embedding and a hidden state (expected 2 x %lld from %s, got "
+            "%lld)",
+            c->label, c->dim_from[DIM_TARGET2], (long long)c->dim[DIM_TARGET], c->dim_from[DIM_TARGET],
+            (long long)c->dim[DIM_TARGET2]);
+    if (conv_witness(c, "backbone_hidden_size", c->dim[DIM_TARGET], c->dim_from[DIM_TARGET], e)) return -1;
+    if ((!c->dim[DIM_HEAD] && set_kind(c, &s, false, e)) ||
+        (!c->dim[DIM_HEAD_FULL] && set_kind(c, &s, true, e)))
+        return -1;
+    if (!s.kv[0] || !s.kv[1])
+        return err_set(e, ERR_FORMAT, "%s: num_key_value_heads is missing (expected the target's)",
+                       hf_config_name(c->cfg));
+    conv_set_dim(c, DIM_KV, s.kv[0] * c->dim[DIM_HEAD], "num_key_value_heads x head size");
+    conv_set_dim(c, DIM_KV_FULL, s.kv[1] * c->dim[DIM_HEAD_FULL], "key heads of full layers x head size");
+    if (conv_heads(c, e) || check_full(c, &s, e)) return -1;
+    c->head_dim = (int32_t)c->dim[DIM_HEAD_FULL];
+    return 0;
+}
+
+static int assistant_keys(struct conv *c, struct err *e)
+{
+    char key[96];
+    int64_t best = 0;
+    if (conv_put_common(c, e) || conv_put_u32(c, "vocab_size", c->n_vocab, e) ||
+        conv_put_u32(c, "attention.key_length_swa", c->dim[DIM_HEAD], e) ||
+        conv_put_u32(c, "attention.value_length_swa", c->dim[DIM_HEAD], e) || put_windows(c, e) ||
+        put_rope_swa(c, e) || conv_put_u32(c, "attention.shared_kv_layers", c->n_layer, e) ||
+        conv_put_u32(c, "embedding_length_out", c->dim[DIM_TARGET], e) ||
+        conv_put_u32(c, "nextn_predict_layers", c->n_layer, e))
+        return -1;
+    if (!c->dim[DIM_CLUSTERS]) return 0;
+    if (conv_witness(c, "num_centroids", c->dim[DIM_CLUSTERS], c->dim_from[DIM_CLUSTERS], e) ||
+        conv_need_i64(c, "centroid_intermediate_top_k", &best, e))
+        return -1;
+    if (best > c->dim[DIM_CLUSTERS])
+        return err_set(e, ERR_FORMAT,
+                       "%s: centroid_intermediate_top_k is out of range (expected 1 to %lld, got %lld)",
+                       hf_config_name(c->cfg), (long long)c->dim[DIM_CLUSTERS], (long long)best);
+    snprintf(key, sizeof key, "%s.use_ordered_embeddings", conv_arch(c));
+    conv_say(c, CONVERT_NOTE,
+             "clusters of the vocabulary: llama.cpp has no place for them and refuses the file");
+    return gguf_put_bool(c->w, key, true, e) || conv_put_u32(c, "n_centroids", c->dim[DIM_CLUSTERS], e) ||
+                   conv_put_u32(c, "centroid_top_k", best, e)
+               ? -1
+               : 0;
+}
+
+const struct conv_family conv_assistant = {
+    .hf = "Gemma4AssistantForCausalLM",
+    .hf_nested = "Gemma4AssistantForCausalLM",
+    .arch = "gemma4-assistant",
+    .rules = assistant_rules,
+    .config = assistant_config,
+    .rope_layers = "full_attention",
+    .rope = HF_ROPE_PROPORTIONAL,
+    .act_key = "hidden_activation",
+    .act = "gelu_pytorch_tanh",
+    .kinds = assistant_kinds,
+    .sizes = assistant_sizes,
+    .heads = assistant_heads,
+    .make = make,
+    .keys = assistant_keys,
 };

@@ -52,7 +52,10 @@ enum conv_dim {
     DIM_STATE_IN,    /* width of the stream and the state */
     DIM_CORRECT,     /* between the two products of a correction */
     DIM_ONE,         /* 1 */
-    DIM_EMBD2,       /* MTP: 2 * width of the residual stream */
+    DIM_TARGET,      /* assistants: width of the target, and twice that */
+    DIM_TARGET2,
+    DIM_CLUSTERS, /* assistants: clusters of the vocabulary */
+    DIM_EMBD2,    /* MTP: 2 * width of the residual stream */
     DIM_COUNT,
 };
 
@@ -82,6 +85,7 @@ enum conv_dim {
 /* Of a block behind the others that predicts further tokens: a layer's number counts those, and in the output
  * those before too. Written where conv.n_mtp says so */
 #define CONV_MTP 0x10000u
+#define CONV_ORDER 0x2000000u /* integers: ids in an order, which the output holds in I32 */
 /* Only in layers of these kinds (conv.kind, set by the family's kinds hook; what
  * the bits mean is its own). */
 #define CONV_KIND(mask) ((unsigned)(mask) << 17)
@@ -280,7 +284,7 @@ int conv_put_experts(struct conv *c, const char *used_key, struct err *e);
 int conv_put_norm_crc(struct conv *c, struct err *e);
 
 extern const struct conv_family conv_qwen3, conv_qwen3moe, conv_qwen35, conv_qwen35moe, conv_llama,
-    conv_gemma4, conv_dflash, conv_dflash2, conv_dspark, conv_dspark_forge, conv_domino;
+    conv_gemma4, conv_assistant, conv_dflash, conv_dflash2, conv_dspark, conv_dspark_forge, conv_domino;
 extern const struct conv_family *const conv_families[]; /* ends with NULL */
 
 /* Where a drafter's config has its parts (hf_find_*). */

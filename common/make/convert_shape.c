@@ -273,10 +273,10 @@ static int check_shape(struct conv *c, const struct conv_rule *r, const struct s
         return err_set(e, ERR_FORMAT, "%s: %s has the wrong shape (expected %u dimension%s, got %u)",
                        c->label, s->name, want, want == 1 ? "" : "s", s->n_dims);
     const bool whole = s->dtype == ST_I64 || s->dtype == ST_I32;
-    if (r->flags & CONV_IDS && !whole)
+    if (r->flags & (CONV_IDS | CONV_ORDER) && !whole)
         return err_set(e, ERR_FORMAT, "%s: %s: wrong type (expected I64 or I32, got %s)", c->label, s->name,
                        st_dtype_name(s->dtype));
-    if (!(r->flags & CONV_IDS) &&
+    if (!(r->flags & (CONV_IDS | CONV_ORDER)) &&
         (whole || s->dtype == ST_I16 || s->dtype == ST_I8 || s->dtype == ST_U8 || s->dtype == ST_BOOL))
         return err_set(e, ERR_FORMAT, "%s: %s is of an integer type (expected floats, got %s)", c->label,
                        s->name, st_dtype_name(s->dtype));
@@ -400,7 +400,7 @@ static void set_shape(const struct conv *c, struct conv_tensor *t)
     t->n_dims = dims_of(t->rule);
     for (uint32_t i = 0; i < GGUF_MAX_DIMS; i++)
         t->ne[i] = i < t->n_dims ? c->dim[t->rule->dim[t->n_dims - 1 - i]] : 1;
-    bool changed = t->rule->flags & (CONV_PLUS_ONE | CONV_NEG_EXP);
+    bool changed = t->rule->flags & (CONV_PLUS_ONE | CONV_NEG_EXP | CONV_ORDER);
     t->from = t->src && !changed ? source_type(t->src) : KN_F32;
     if (t->rule->flags & CONV_IDS) t->from = KN_I64;
 }
@@ -420,7 +420,7 @@ static bool made_at_random(const struct conv *c, const struct conv_tensor *t)
 
 static int add_tensor(struct conv *c, const struct conv_rule *r, int32_t layer, uint8_t *used, struct err *e)
 {
-    unsigned kinds = r->flags >> 17;
+    unsigned kinds = r->flags >> 17 & 0xffu;
     if (r->flags & CONV_MTP ? !c->n_mtp : c->mtp_alone) return 0;
     if (r->flags & CONV_ALT || (kinds && (layer < 0 || !(kinds & c->kind[layer])))) return 0;
     struct conv_tensor *t = &c->t[c->n_t++];

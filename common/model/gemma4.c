@@ -35,9 +35,7 @@ static int attention(const struct model *m, const struct pass *p, int32_t i)
     h.attention.scale = 1;
     int rc = op->norm_linear(be, qkv, wqkv, l->value_is_key ? 2 : 3, w->x, y->attn_norm, d->rms_eps, p->n);
     if (rc == 0) rc = pass_attend(m, &h);
-    if (rc == 0) rc = op->linear(be, w->y, &y->wo, w->attn, p->n, false);
-    kn_next(be, &y->gate, y->ffn_norm);
-    return rc ? rc : op->norm_add(be, w->x, w->x, w->y, y->post_attn_norm, p->n, d->n_embd, d->rms_eps, 1);
+    return rc ? rc : op->linear(be, w->y, &y->wo, w->attn, p->n, false);
 }
 
 /* w->y = the dense branch of w->x. */
@@ -59,14 +57,15 @@ static int experts(const struct model *m, const struct pass *p, int32_t i)
     return pass_experts(m, p, i, &x);
 }
 
-static int block(const struct model *m, const struct pass *p, int32_t i)
+int gemma4_branches(const struct model *m, const struct pass *p, int32_t i)
 {
     struct kn_backend *be = m->be;
     const struct kn_ops *op = kn_op(be);
     const struct desc *d = m->d;
     const struct model_layer *y = &m->layer[i];
     struct work *w = p->w;
-    int rc = attention(m, p, i);
+    kn_next(be, &y->gate, y->ffn_norm);
+    int rc = op->norm_add(be, w->x, w->x, w->y, y->post_attn_norm, p->n, d->n_embd, d->rms_eps, 1);
     if (rc == 0) rc = dense(m, p, y);
     if (rc == 0 && d->layer[i].moe) {
         rc = experts(m, p, i);
@@ -81,6 +80,12 @@ static int block(const struct model *m, const struct pass *p, int32_t i)
     return rc ? rc
               : op->norm_add(be, w->x, w->x, w->y, y->post_ffw_norm, p->n, d->n_embd, d->rms_eps,
                              y->out_scale);
+}
+
+static int block(const struct model *m, const struct pass *p, int32_t i)
+{
+    const int rc = attention(m, p, i);
+    return rc ? rc : gemma4_branches(m, p, i);
 }
 
 const struct model_family family_gemma4 = {DESC_GEMMA4, block};

@@ -52,7 +52,11 @@ struct model {
     struct kn_weight output; /* [n_vocab, n_embd]; absent where tied, and usually in drafters */
     const struct kn_weight *head; /* &output or &embed; drafters: NULL where the target's is borrowed */
     float *output_norm;           /* [n_embd], times desc.logit_scale */
-    struct kn_weight fc;          /* DFlash: [n_embd, n_features]; MTP: eh_proj [n_embd, 2 n_embd] */
+    struct kn_weight post;        /* assistants: post_projection [n_embd_target, n_embd] */
+    struct kn_weight centroids;   /* assistants: [n_clusters, n_embd], or none */
+    int32_t *cluster;             /* assistants: [n_vocab] device: of each id */
+    struct kn_weight fc;          /* assistants: pre_projection [n_embd, 2 n_embd_target]; DFlash: [n_embd,
+                                     n_features]; MTP: eh_proj [n_embd, 2 n_embd] */
     float *hidden_norm;           /* drafters: [n_embd]; MTP: hnorm */
     float *embed_norm;            /* MTP: enorm [n_embd] */
     struct {
@@ -150,7 +154,7 @@ struct hidden {
     float *normed, *host; /* device and host [rows, n_embd]: scratch */
 };
 
-/* The rows of one pass: n tokens at n consecutive positions, and what they read and leave. */
+/* The rows of one pass: n tokens at n consecutive positions, or of a tree, and what they read and leave. */
 struct pass {
     struct work *w;
     const struct kn_kv *kv;             /* [n_layer]; all zero for recurrent layers */
@@ -163,6 +167,9 @@ struct pass {
     int32_t first_pos;  /* the position of row 0, as the host knows it: for messages */
     const int32_t *ids; /* [n] device */
     const int32_t *pos; /* [n] device, ascending by one */
+    const struct kn_tree *tree; /* NULL, or the rows are a tree's (device); ids and pos are its own then, */
+    const struct kn_kv *tail;   /* [n_layer] their keys and values go here, row r to position r, */
+    const int32_t *rows;        /* [n] device: 0, 1, 2, ... */
     float *features;    /* [n, n_features] tap-major: left by a target, read by a drafter; NULL: not wanted */
     const struct desc *tapped;   /* the drafter whose taps a target leaves; NULL where features is */
     const int32_t *visible_from; /* drafters: NULL, or one int32 (device): context before it is not seen */
@@ -252,6 +259,22 @@ int qwen35_mtp_context(const struct model *m, const struct model *target, const 
  * reads late; later ones h. */
 int qwen35_mtp_step(const struct model *m, const struct model *target, const struct pass *p,
                     const struct mtp_rows *r, int32_t i, float *h, float *logits, struct err *e);
+
+/* gemma4.c: a block behind its attention, of an assistant too: w->y holds what Wo gave. Returns what the
+ * operation that failed returned. */
+int gemma4_branches(const struct model *m, const struct pass *p, int32_t i);
+/* gemma4_assistant.c: one row of a draft, its token p->ids[0]; p->kv [n_layer] the target's caches that its
+ * layers read, up to position p->pos[0] - 1. late, h, before as in mtp_rows and qwen35_mtp_step: i 0 reads
+ * late and sets before [1], the place of the newest key; later rows read h [n_embd_target]. y: scratch
+ * [n_embd], scores: [n_clusters]. */
+struct assistant_rows {
+    const float *late;
+    int32_t slots;
+    int32_t *before;
+    float *h, *y, *scores;
+};
+int gemma4_assistant_step(const struct model *m, const struct model *target, const struct pass *p,
+                          const struct assistant_rows *r, int32_t i, float *logits, struct err *e);
 
 /* logits[n, n_vocab] = head(rms_norm(x; output_norm)) of rows x[n, n_embd], softcapped where the model says
  * so. A drafter without a head of its own borrows target's; target is m itself for a target. */

@@ -368,6 +368,56 @@ static int load_mtp(struct loader *l)
 #undef NAMED
 }
 
+/* An id's cluster is the row of token_ordering that holds it; each id stands in one. */
+static int load_clusters(struct loader *l)
+{
+    static const char *const name = "mtp.token_ordering.weight";
+    struct model *m = l->m;
+    const struct gguf_tensor *t = tensor(l, name);
+    const int32_t n = m->d->n_vocab, size = n / m->d->n_clusters;
+    int32_t *of = mem_alloc((size_t)n * sizeof *of), id;
+    int rc = -1;
+    if (!of) return err_set(l->e, ERR_IO, "out of memory (clusters of %d ids)", n);
+    for (int32_t i = 0; i < n; i++) of[i] = -1;
+    for (int32_t i = 0; i < n && !l->op->counts; i++) {
+        memcpy(&id, t->data + 4 * (size_t)i, sizeof id);
+        if (id < 0 || id >= n || of[id] >= 0) {
+            err_set(l->e, ERR_FORMAT,
+                    "tensor '%s': element %d is no id, or one that stands twice (expected 0 to "
+                    "%d, got %d)",
+                    name, i, n - 1, id);
+            goto out;
+        }
+        of[id] = i / size;
+    }
+    m->cluster = l->op->alloc(m->be, (size_t)n * sizeof *of);
+    if (!m->cluster) {
+        model_no_memory(m->be, l->e, "clusters of %d ids", n);
+        goto out;
+    }
+    rc = l->op->upload(m->be, m->cluster, of, (size_t)n * sizeof *of);
+    if (rc) model_failed(m, "upload", rc, l->e);
+out:
+    mem_free(of);
+    return rc ? -1 : 0;
+}
+
+/* What an assistant has beside its layers. Its embedding serves as the head alone. */
+static int load_assistant(struct loader *l)
+{
+    struct model *m = l->m;
+    const struct desc *d = m->d;
+    const char *const names[] = {"token_embd.weight", d->pre_name, d->post_name, "mtp.centroids.weight"};
+    struct kn_weight *w[] = {&m->embed, &m->fc, &m->post, &m->centroids};
+    for (int i = 0; i < (d->n_clusters ? 4 : 3); i++) {
+        if (load_weight(l, w[i], KN_USE_LINEAR, names[i])) return -1;
+        m->bytes_step += gguf_tensor(m->file, names[i])->bytes;
+    }
+    m->head = &m->embed;
+    if (d->n_clusters && load_clusters(l)) return -1;
+    return load_vector(l, &m->output_norm, "output_norm.weight");
+}
+
 /* ---- heads that correct logits ---- */
 
 #define HEAD(f) offsetof(struct draft_heads, f)
@@ -424,7 +474,11 @@ static void free_heads(struct model *m)
 static int load_all(struct loader *l)
 {
     struct model *m = l->m;
-    if (m->d->arch == DESC_QWEN35_MTP ? load_mtp(l) : load_ends(l)) return -1;
+    const enum desc_arch arch = m->d->arch;
+    if (arch == DESC_QWEN35_MTP         ? load_mtp(l)
+        : arch == DESC_GEMMA4_ASSISTANT ? load_assistant(l)
+                                        : load_ends(l))
+        return -1;
     for (int i = 0; i < m->d->n_rope; i++)
         if (load_rope(l, i)) return -1;
     if (m->d->arch == DESC_DFLASH) {
@@ -529,7 +583,11 @@ static int check_backend(struct loader *l)
     if (recurrent && check_delta(l)) return -1;
     if ((d->gated_attention || d->n_ff_shexp) && !op->gate) return unsupported(l, "the gates", "gate");
     if (d->has_softcap && !op->softcap) return unsupported(l, "the capped logits", "softcap");
-    if (d->arch == DESC_GEMMA4 && !op->norm_add) return unsupported(l, "the norms of branches", "norm_add");
+    if (d->n_clusters && !op->clusters) return unsupported(l, "the clusters", "clusters");
+    if (d->arch == DESC_GEMMA4_ASSISTANT && !op->norm_pair)
+        return unsupported(l, "the assistant", "norm_pair");
+    if ((d->arch == DESC_GEMMA4 || d->arch == DESC_GEMMA4_ASSISTANT) && !op->norm_add)
+        return unsupported(l, "the norms of branches", "norm_add");
     if (d->arch == DESC_QWEN35_MTP && !op->norm_pair) return unsupported(l, "the MTP block", "norm_pair");
     l->m->family = model_family_of(d->arch);
     if (!desc_drafts(d) && !l->m->family)
@@ -631,6 +689,9 @@ void model_free(struct model *m)
     op->weight_free(m->be, &m->embed);
     op->weight_free(m->be, &m->output);
     op->weight_free(m->be, &m->fc);
+    op->weight_free(m->be, &m->post);
+    op->weight_free(m->be, &m->centroids);
+    op->free(m->be, m->cluster);
     free_heads(m);
     for (int i = 0; i < N_PARTS; i++) op->weight_free(m->be, part_at(m, i));
     op->free(m->be, m->output_norm);

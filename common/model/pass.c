@@ -95,13 +95,13 @@ struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_
                                         .q_norm = y->q_norm,
                                         .k_norm = y->k_norm,
                                         .table = w->rope[l->rope],
-                                        .pos = p->pos,
+                                        .pos = p->tree ? p->rows : p->pos,
                                         .n = p->n,
                                         .n_head = l->n_head,
                                         .n_rot = r->n_rot,
                                         .interleaved = r->interleaved,
                                         .eps = d->rms_eps,
-                                        .kv = &p->kv[i]},
+                                        .kv = p->tree ? &p->tail[i] : &p->kv[i]},
                                .attention = {.q = w->q,
                                              .out = w->attn,
                                              .kv = &p->kv[i],
@@ -112,13 +112,15 @@ struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_
                                              .causal = l->causal,
                                              .window = l->window,
                                              .first = p->visible_from,
+                                             .tree = p->tree,
+                                             .tail = p->tree ? &p->tail[i] : NULL,
                                              .then = &y->wo}};
 }
 
 int pass_attend(const struct model *m, const struct pass_heads *h)
 {
     const struct kn_ops *op = kn_op(m->be);
-    if (op->attend) return op->attend(m->be, &h->rope, &h->attention);
+    if (op->attend && !h->attention.tree) return op->attend(m->be, &h->rope, &h->attention);
     int rc = op->rope_store(m->be, &h->rope);
     return rc ? rc : op->attention(m->be, &h->attention);
 }

@@ -69,7 +69,8 @@ static struct kn_delta state_rows(const struct model *m, const struct pass *p, i
                              .state = &p->delta[i],
                              .pending = p->pending,
                              .commit = p->commit,
-                             .every = p->every};
+                             .every = p->every,
+                             .tree = p->tree};
 }
 
 static int delta_net(const struct model *m, const struct pass *p, int32_t i)

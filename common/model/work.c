@@ -19,7 +19,8 @@ struct widths {
 static void widen(struct widths *w, const struct desc *d)
 {
     w->x = most(w->x, d->n_embd);
-    if (d->arch == DESC_GEMMA4) w->y = most(w->y, d->n_embd);
+    const bool assists = d->arch == DESC_GEMMA4_ASSISTANT;
+    if (d->arch == DESC_GEMMA4 || assists) w->y = most(w->y, d->n_embd);
     for (int i = 0; i < d->n_layer; i++) {
         const struct desc_layer *y = &d->layer[i];
         int64_t q = (int64_t)y->n_head * y->head_dim;
@@ -36,7 +37,7 @@ static void widen(struct widths *w, const struct desc *d)
         w->z = most(w->z, (int64_t)d->n_v * d->d_v);
         w->n_v = most(w->n_v, d->n_v);
     }
-    const bool drafts = desc_drafts(d);
+    const bool drafts = desc_drafts(d) && !assists; /* which takes turns in the target's angles */
     for (int i = 0; i < d->n_rope && !drafts; i++) w->rope[i] = most(w->rope[i], d->rope[i].n_rot);
     if (drafts) w->draft_rope = d->rope[0].n_rot;
     w->router = most(w->router, d->n_expert);
@@ -49,6 +50,7 @@ static void widen(struct widths *w, const struct desc *d)
     w->features = most(w->features, d->n_features);
     if (d->arch == DESC_DFLASH) w->context = dflash_context_width(d), w->fused = d->n_embd;
     if (d->arch == DESC_QWEN35_MTP) w->fused = 2 * (int64_t)d->n_embd;
+    if (assists) w->fused = 2 * (int64_t)d->n_embd_target;
     if (!d->conv_kernel) return;
     w->conv = d->n_embd;
     w->dynamic = 2 * (int64_t)d->conv_kernel * (d->n_embd / d->conv_group);

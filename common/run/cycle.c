@@ -1,6 +1,7 @@
 /* cycle.c - see cycle.h. What is launched is in play.c. */
 #include "cycle.h"
 #include "session_impl.h"
+#include "tree.h"
 
 #include <string.h>
 
@@ -103,7 +104,7 @@ static int choose_play(struct session *s, struct session_started *b, int *play, 
 {
     struct pending p;
     const bool plain = !b->offer && b->rows == 1;
-    *play = plain ? SESSION_PLAIN : SESSION_VERIFY;
+    *play = plain ? SESSION_PLAIN : b->tree ? SESSION_TREE : SESSION_VERIFY;
     if (!s->delta || b->rows > 1) return 0;
     if (!pending_next(s, &p)) return err_set(e, ERR_USAGE, "a cycle was started before its time");
     b->takes = takes_row(s, p);
@@ -167,12 +168,13 @@ int session_look_waits(struct session *s, bool *waits, struct err *e)
 }
 
 /* What the planner may know: behind await_offer, where there is an offer. */
-static struct plan_offer offer_told(const struct session *s, const struct session_started *b, int32_t pos)
+static struct plan_offer offer_told(struct session *s, struct session_started *b, int32_t pos)
 {
     const struct kn_offer *o = offer_of(s, b);
     struct plan_offer p = {.pos = pos, .n_look = b->n_look, .match = b->match};
     if (o) p.n_draft = o->usable ? s->o.block - 1 : 0, p.logp = o->logp;
     const struct session_synthetic *x = s->o.synthetic;
+    if (o && s->tree) p.top = session_ranked(s, b)->of.values, p.n_top = s->n_top;
     if (o && x) p.logp = x->logp + (int64_t)(pos < x->n ? pos : x->n - 1) * x->slots;
     while (p.agree < p.n_draft && p.agree < p.n_look && o->ids[1 + p.agree] == b->ids[1 + p.agree]) p.agree++;
     return p;
@@ -190,6 +192,21 @@ static int context_before(struct session *s, bool plain, struct err *e)
     return session_make_context(s, pos, e);
 }
 
+/* The tree of b's nodes, to the device. */
+static int place_tree(struct session *s, struct session_started *b, struct err *e)
+{
+    const struct session_ranked *c = session_ranked(s, b);
+    int32_t parents[SESSION_MAX_ROWS], depth[SESSION_MAX_ROWS] = {0};
+    b->ids[0] = s->history[s->n_past];
+    for (int32_t r = 0; r < b->rows; r++) {
+        parents[r] = c->nodes[r].parent;
+        if (!r) continue;
+        depth[r] = depth[parents[r]] + 1;
+        b->ids[r] = c->of.ids[(depth[r] - 1) * s->n_top + c->nodes[r].rank];
+    }
+    return session_tree_place(s, b->ids, parents, b->rows, e);
+}
+
 /* The rows of the cycle that is open. */
 static int launch_rows(struct session *s, struct session_started *b, struct err *e)
 {
@@ -198,6 +215,7 @@ static int launch_rows(struct session *s, struct session_started *b, struct err 
     if (choose_play(s, b, &play, e)) return -1;
     const bool plain = play == SESSION_PLAIN || play == SESSION_PLAIN_ADVANCES;
     if (context_before(s, plain, e)) return -1;
+    if (b->tree && place_tree(s, b, e)) return -1;
     if (b->look) rc = s->op->upload(s->be, s->d->ids + 1, b->ids + 1, (size_t)(b->rows - 1) * sizeof *b->ids);
     if (rc) return model_failed(s->target, "proposals", rc, e);
     s->trying = !session_records(s);
@@ -219,7 +237,7 @@ static int launch_rows(struct session *s, struct session_started *b, struct err 
     rc = s->op->await(s->be, &r->number, s->started);
     const struct session_rows kept = {.ids = s->d_history + r->pos,
                                       .pos = s->g->d_pos + r->pos,
-                                      .features = s->g->features,
+                                      .features = b->tree ? s->kept : s->g->features,
                                       .n = r->kept,
                                       .first_pos = r->pos};
     if (rc) return model_failed(s->target, "cycle", rc, e);
@@ -231,12 +249,12 @@ static int launch_rows(struct session *s, struct session_started *b, struct err 
 static int verify(struct session *s, struct session_started *b, int64_t most, struct err *e)
 {
     b->rows = b->planned;
-    if (!session_records(s)) {
+    if (!session_records(s) && !b->tree) {
         if (b->rows > most) b->rows = most < 1 ? 1 : (int32_t)most;
         if (b->offer && await_offer(s, b, e)) return -1;
         if (b->offer && !b->look && !offer_of(s, b)->usable) b->rows = 1;
     }
-    if (b->rows == 1) b->look = false;
+    if (b->rows == 1) b->look = b->tree = false;
     return launch_rows(s, b, e);
 }
 
@@ -291,13 +309,18 @@ int session_cycle_verify(struct session *s, const struct plan_choice *c, int64_t
     struct session_started *b = opened(s);
     struct plan_offer o;
     if (must_be_open(s, e) || session_turn(s, e)) return -1;
-    if (b->offer && !c->look)
+    if (c->nodes && b->offer && await_offer(s, b, e)) return -1;
+    if (b->offer && !c->look && !c->nodes)
         o = (struct plan_offer){.n_draft = s->o.block - 1}; /* the device looks whether there are any */
     else
         o = offer_told(s, b, s->n_past);
     if (plan_choice_check(c, &o, e)) return -1;
+    if (c->nodes && c->rows > s->o.tree + 1)
+        return err_set(e, ERR_USAGE, "a tree of %d proposals (expected at most %d)", c->rows - 1, s->o.tree);
     b->planned = c->rows;
     b->look = c->look;
+    b->tree = c->nodes && !tree_is_chain(c->nodes, c->rows);
+    if (b->tree) memcpy(session_ranked(s, b)->nodes, c->nodes, (size_t)c->rows * sizeof *c->nodes);
     return verify(s, b, most, e);
 }
 
@@ -316,6 +339,23 @@ static void take_times(struct session *s, const struct kn_result *r, bool drafte
     t->commit_s = seconds(r->stamp[3], r->accepted);
     t->idle_s = s->accepted ? seconds(s->accepted, r->stamp[drafted ? 0 : 2]) : 0;
     s->accepted = r->accepted;
+}
+
+/* Which candidates the picks were. */
+static void label_tree(struct session *s, struct session_started *b, const struct kn_result *r,
+                       struct plan_result *t)
+{
+    struct session_ranked *c = session_ranked(s, b);
+    t->labelled = t->offer.n_draft < r->kept ? t->offer.n_draft : r->kept;
+    t->equal = 0;
+    t->ranks = c->ranks;
+    for (int32_t j = 0; j < t->labelled; j++) {
+        const int32_t *ids = c->of.ids + j * s->n_top;
+        int32_t k = 0;
+        while (k < s->n_top && ids[k] != r->picks[j]) k++;
+        c->ranks[j] = (int8_t)(k < s->n_top ? k : -1);
+        if (t->equal == j && k == 0) t->equal++;
+    }
 }
 
 /* ids: [1 + proposals] the chain. */
@@ -338,7 +378,7 @@ int session_cycle_finish(struct session *s, struct session_cycle *c, struct err 
 {
     uint32_t i = s->finished % SESSION_RESULTS;
     const struct kn_result *r = &s->results[i];
-    const struct session_started *b = &s->begun[i];
+    struct session_started *b = &s->begun[i];
     const struct kn_offer *offer = offer_of(s, b);
     if (!running(s)) return err_set(e, ERR_USAGE, "a cycle was to be finished, and none runs");
     int rc = s->op->await(s->be, &r->number, s->finished + 1);
@@ -352,12 +392,17 @@ int session_cycle_finish(struct session *s, struct session_cycle *c, struct err 
     c->n_ids = 1 + b->n_look;
     if (offer && !b->look) c->ids = offer->ids, c->n_ids = s->o.block;
     if (offer && offer->usable) c->block = offer->ids;
+    c->tree = b->tree;
+    if (b->tree) c->ids = r->ids, c->n_ids = r->kept, c->path = r->rows;
     struct plan_result *t = &c->result;
     t->offer = offer_told(s, b, r->pos);
-    t->choice = (struct plan_choice){b->rows, b->look};
+    t->choice = (struct plan_choice){b->rows, b->look, b->tree ? session_ranked(s, b)->nodes : NULL};
     t->drafted = b->drafted;
     t->kept = r->kept;
-    label(s, b, r, c->ids, t);
+    if (b->tree)
+        label_tree(s, b, r, t);
+    else
+        label(s, b, r, c->ids, t);
     take_times(s, r, offer != NULL, t);
     memcpy(s->history + r->pos + 1, r->picks, (size_t)r->kept * sizeof *r->picks);
     s->n_past = r->pos + r->kept;

@@ -61,7 +61,9 @@ struct session_cycle {
     bool usable; /* false: the drafter's logits held a NaN or no finite maximum; none of its was accepted */
     const int32_t *ids;   /* [n_ids] */
     const int32_t *block; /* [block] the anchor and what the drafter proposed, tried or not; NULL: none */
-    const int32_t *picks; /* [rows]; the last kept one may be KN_PICK_NAN */
+    const int32_t *picks; /* [rows]; the last kept one may be KN_PICK_NAN. Of a tree [kept] */
+    bool tree;           /* the rows were a tree's. ids and picks are of the path that stays: n_ids is kept */
+    const int32_t *path; /* NULL, or [kept] of a tree: the rows of the pass that stay */
     struct plan_result result; /* what a planner is told. Passes are with their heads and picks; the commit is
                                   from there to accepting: the context, where it is part of the cycle; idle
                                   is from the accepting of the cycle before to this one's start (0: it is the

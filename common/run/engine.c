@@ -85,6 +85,12 @@ static int check_options(struct session_options *o, int32_t most, int32_t usual,
     if (o->draft_window < 0)
         return err_set(e, ERR_USAGE, "draft window out of range (expected 0 or more, got %d)",
                        o->draft_window);
+    if (o->tree < 0 || o->tree >= SESSION_MAX_ROWS)
+        return err_set(e, ERR_USAGE, "tree out of range (expected 1 to %d proposals, got %d)",
+                       SESSION_MAX_ROWS - 1, o->tree);
+    if (o->tree && o->check_layers)
+        return err_set(e, ERR_USAGE,
+                       "layers are checked by rows of a chain (expected no tree of %d proposals)", o->tree);
     if (!kn_kv_known(o->kv.k) || !kn_kv_known(o->kv.v))
         return err_set(e, ERR_USAGE,
                        "cache type not supported (expected " KN_KV_TYPES ", got number %" PRIu32 ")",
@@ -104,9 +110,12 @@ static int check_source(const struct model *target, const struct source *x, stru
     if (x->rows < 2 || x->rows > SESSION_MAX_ROWS || !x->op->propose == !x->op->look)
         return err_set(e, ERR_USAGE, "source %s: %d rows, or not one way to propose (expected 2 to %d)",
                        x->op->name, x->rows, SESSION_MAX_ROWS);
-    if (n->caches || (n->hidden && n->tapped))
-        return err_set(e, ERR_USAGE, "source %s: wants the target's %s, which no pass leaves for it",
-                       x->op->name, n->caches ? "caches" : "last hidden state beside its taps");
+    if (n->hidden && n->tapped)
+        return err_set(
+            e, ERR_USAGE,
+            "source %s: wants the target's last hidden state beside its taps, which no pass leaves "
+            "for it",
+            x->op->name);
     return x->model ? desc_pair(target->d, x->model->d, e) : 0;
 }
 
@@ -122,6 +131,22 @@ static int check_look(const struct source *source, const struct source *x, struc
                    "source %s cannot stand beside another: %d rows (expected 2 to %d, a source on the host "
                    "that needs nothing of passes, and no other on the host)",
                    op->name, x->rows, SESSION_MAX_ROWS);
+}
+
+/* Who can run and propose trees. */
+static int check_tree(const struct engine *g, struct err *e)
+{
+    if (!g->o.tree) return 0;
+    if (!g->op->follow)
+        return err_set(e, ERR_USAGE, "%s: runs no trees of proposals (expected cpu)", g->op->name);
+    if (!g->source || !g->source->tree)
+        return err_set(e, ERR_USAGE,
+                       "source %s: offers no candidates for a tree (expected a drafter that does)",
+                       g->source ? g->source->op->name : "none");
+    if (g->o.synthetic)
+        return err_set(e, ERR_USAGE, "stated acceptance is that of chains (expected no tree of %d proposals)",
+                       g->o.tree);
+    return 0;
 }
 
 int engine_open(struct engine **out, struct model *target, struct source *source,
@@ -142,7 +167,8 @@ int engine_open(struct engine **out, struct model *target, struct source *source
                       source && source->usual ? source->usual
                       : source                ? source->rows
                                               : 0,
-                      e))
+                      e) ||
+        check_tree(g, e))
         goto fail;
     /* No pass is longer than the context, however large the chunk. */
     const int32_t most = session_pass_rows(&g->o, g->op), ctx = g->o.ctx;

@@ -1,8 +1,8 @@
 /* planner.h - what a cycle is to do, and who decides it.
  *
- * A plan is one cycle's: does the source propose, how many rows does the target run, and what stands behind
- * what. It may change from cycle to cycle. No output depends on it, only speed: the rows that stay are those
- * that the target's picks agree with, whichever were tried.
+ * A plan is one cycle's: does the source propose, how many rows does the target run, and, where they are not
+ * a chain, what stands behind what. It may change from cycle to cycle. No output depends on it, only speed:
+ * the rows that stay are those that the target's picks agree with, whichever were tried.
  *
  * A planner makes plans, in two steps where it likes: a plan may leave the rows open (rows 0) until the
  * proposals are there, and then the planner chooses, knowing how sure they are (struct plan_offer). When a
@@ -16,14 +16,12 @@
 #include "../base/err.h"
 
 struct plan {
-    bool draft;             /* the source proposes; else the anchor runs alone, and rows is 1, or 0 for what a
-                               look-up may find */
-    int32_t rows;           /* that the target runs at most, 1 to the source's: the anchor, then proposals.
-                               0: asked for when the proposals are there (planner.choose). Without a draft
-                               such a cycle need not wait to be asked: where look-ups find nothing behind the
-                               token before, it is a row alone, started ahead */
-    const int32_t *parents; /* NULL, or [rows]: the row whose pick each row's token is held against, -1 for
-                               the anchor. Only chains are run: parents[r] is r - 1 */
+    bool draft;   /* the source proposes; else the anchor runs alone, and rows is 1, or 0 for what a
+                     look-up may find */
+    int32_t rows; /* that the target runs at most, 1 to the source's: the anchor, then proposals.
+                     0: asked for when the proposals are there (planner.choose). Without a draft
+                     such a cycle need not wait to be asked: where look-ups find nothing behind the
+                     token before, it is a row alone, started ahead */
 };
 
 /* What may stand behind an anchor: a drafter's chain, a look-up's chain, both or none. */
@@ -35,11 +33,22 @@ struct plan_offer {
     int32_t n_look;    /* proposals of a look-up; 0: none */
     int32_t match;     /* tokens up to and with the anchor that the look-up matched */
     int32_t agree;     /* leading proposals that both chains share */
+    const float *top; /* NULL, or [n_draft, n_top]: of each place the drafter's candidates, falling. The first
+                         is its proposal. -Inf: none */
+    int32_t n_top;
+};
+
+/* A row of a tree: a candidate of the place behind its parent's. */
+struct plan_node {
+    int8_t parent; /* the row whose pick its token is held against; -1 for the anchor, else before it */
+    int8_t rank;   /* among the candidates of its place */
 };
 
 struct plan_choice {
-    int32_t rows; /* to verify, 1 .. 1 + proposals of the chosen chain */
+    int32_t rows; /* to verify, 1 .. 1 + proposals of the chosen chain; of a tree all its nodes */
     bool look;    /* of the look-up's chain */
+    const struct plan_node *nodes; /* NULL: a chain; else [rows] a tree of the drafter's candidates, the
+                                      anchor first. Stays until the next call */
 };
 
 /* A finished cycle. */
@@ -47,19 +56,22 @@ struct plan_result {
     struct plan_offer offer; /* n_draft and n_look 0 where none was asked */
     struct plan_choice choice;
     bool drafted;
-    int32_t kept;     /* rows that stay, the anchor's among them */
-    int32_t labelled; /* slots with a label: the first so many proposals of the chosen chain (the drafter's
-                         where one row ran) were compared with a pick while what stands before matched. The
-                         last row that stays has a pick, too, so the next proposal is labelled whether it was
-                         verified or not: min(proposals, kept) */
-    int32_t equal;    /* of these, the leading ones that were equal: kept - 1 or kept */
+    int32_t kept;        /* rows that stay, the anchor's among them */
+    int32_t labelled;    /* slots with a label: the first so many proposals of the chosen chain (the drafter's
+                            where one row ran) were compared with a pick while what stands before matched. The
+                            last row that stays has a pick, too, so the next proposal is labelled whether it was
+                            verified or not: min(proposals, kept) */
+    int32_t equal;       /* of these, the leading ones that were equal: kept - 1 or kept. Of a tree: that the
+                            first candidates were */
+    const int8_t *ranks; /* NULL, or [labelled] of a tree: which of its place's candidates the pick was, -1:
+                            none */
     /* By the device's clock: the draft; its end to the verify's start; the verify; its commit; the time
      * between the cycle before and this one. */
     double draft_s, wait_s, verify_s, commit_s, idle_s;
 };
 
-/* ERR_USAGE: rows out of range (most: of the source; 1 without one), proposals that nobody makes, or parents
- * that are no chain. look: there are look-ups beside it, whose rows are always left open. */
+/* ERR_USAGE: rows out of range (most: of the source; 1 without one), or proposals that nobody makes. look:
+ * there are look-ups beside it, whose rows are always left open. */
 int plan_check(const struct plan *p, int32_t most, bool look, struct err *e);
 /* ERR_USAGE: rows that the offer has no proposals for. */
 int plan_choice_check(const struct plan_choice *c, const struct plan_offer *o, struct err *e);

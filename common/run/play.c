@@ -47,7 +47,11 @@ static int offer_part(struct session *s, struct err *e)
                                          .stamp = &d->stamp[1],
                                          .number = &d->offered,
                                          .offers = s->offers,
-                                         .n_offers = SESSION_RESULTS};
+                                         .n_offers = SESSION_RESULTS,
+                                         .top_ids = s->top_ids,
+                                         .top_values = s->top_values,
+                                         .top = s->n_top,
+                                         .candidates = s->candidates};
     if (stamp(s, 0, e) || s->source->op->propose(s, false, e)) return -1;
     int rc = s->op->offer(s->be, &offering);
     return rc ? model_failed(s->target, "offer", rc, e) : 0;
@@ -78,17 +82,24 @@ static int accept_part(struct session *s, int what, int32_t rows, struct err *e)
                                      .n_results = SESSION_RESULTS,
                                      .behind = rows == 1 && s->every && !advances(what) ? &d->pending : NULL,
                                      .every = s->every,
-                                     .equal = s->g->equal};
+                                     .equal = s->g->equal,
+                                     .tree = what == SESSION_TREE ? s->tree : NULL};
     int rc = s->op->accept(s->be, &accept);
     return rc ? model_failed(s->target, "accept", rc, e) : 0;
 }
 
-/* A plain row's features wait. Of a verify all rows become context where what is kept is not known to the
- * host in time, at their positions before accept moves on. */
+/* A tree's rows that stay are where a chain's would be. A plain row's features wait. Of a verify all rows
+ * become context where what is kept is not known to the host in time, at their positions before accept moves
+ * on. */
 static int commit_part(struct session *s, int what, int32_t rows, struct err *e)
 {
     const struct session_rows r = rows_at(s, rows);
     const bool plain = what == SESSION_PLAIN || what == SESSION_PLAIN_ADVANCES;
+    if (what == SESSION_TREE) {
+        const struct session_rows kept = session_tree_kept(s, session_tree_depth(s, rows));
+        if (session_tree_settle(s, rows, true, e)) return -1;
+        return session_records(s) ? session_run_context(s, &kept, e) : 0;
+    }
     if (!plain) return session_records(s) ? session_run_context(s, &r, e) : 0;
     if (!s->kept) return 0;
     int rc = s->op->keep(s->be, s->kept, SESSION_MAX_ROWS, r.pos, r.features, rows, s->g->width);
@@ -97,19 +108,21 @@ static int commit_part(struct session *s, int what, int32_t rows, struct err *e)
 
 static int verify_part(struct session *s, int what, int32_t rows, struct err *e)
 {
+    const bool tree = what == SESSION_TREE;
     const struct kn_pick pick = {.logits = s->g->logits,
-                                 .pos = s->d->pos,
+                                 .pos = tree ? s->tree->pos : s->d->pos,
                                  .history = s->d_history,
                                  .n = rows,
                                  .n_vocab = s->target->d->n_vocab,
                                  .sampler = s->sampler,
-                                 .out = s->d->picks};
+                                 .out = s->d->picks,
+                                 .tree = tree ? s->tree : NULL};
     int rc = 0;
     if (stamp(s, 2, e)) return -1;
-    if (rows > 1 && looks_back(&s->sampler))
+    if (rows > 1 && !tree && looks_back(&s->sampler))
         rc = s->op->place(s->be, s->d_history, s->d->pos, s->d->ids, rows);
     if (rc) return model_failed(s->target, "place", rc, e);
-    if (forward_rows(s, rows, fate_of(what, rows), e)) return -1;
+    if (tree ? session_tree_forward(s, rows, e) : forward_rows(s, rows, fate_of(what, rows), e)) return -1;
     rc = s->op->pick(s->be, &pick);
     if (rc) return model_failed(s->target, "pick", rc, e);
     if (stamp(s, 3, e) || commit_part(s, what, rows, e)) return -1;
@@ -131,6 +144,7 @@ static int launch(struct session *s, int what, int32_t rows, int32_t bound, stru
     case SESSION_FORWARD: rc = forward_rows(s, rows, SESSION_TRIED, e); break;
     case SESSION_DRAFT: rc = s->source->op->propose(s, false, e); break;
     case SESSION_OFFER: rc = offer_part(s, e); break;
+    case SESSION_TREE_FORWARD: rc = session_tree_forward(s, rows, e); break;
     default: rc = verify_part(s, what, rows, e);
     }
     kn_bound(s->be, 0);

@@ -52,6 +52,7 @@ enum {
     REQUEST_IGNORE_EOS = 512,
     REQUEST_WIDTH = 1024,
     REQUEST_TIMEOUT = 2048,
+    REQUEST_TREE = 4096,
 };
 
 /* What is parked: both are all. */
@@ -83,6 +84,7 @@ struct request {
     bool random_seed;       /* of samp=, where 0 asks for one */
     bool ignore_eos;
     int32_t width; /* 0: automatic */
+    int32_t tree;  /* proposals of a tree; 0: chains; -1: automatic */
     double timeout_s;
     int32_t *stops; /* [n_stops] */
     size_t n_stops;

@@ -148,6 +148,20 @@ static void width(struct reader *x)
     if (integer(x, "width", 1, SESSION_MAX_ROWS, &n)) x->r->width = (int32_t)n;
 }
 
+static void tree(struct reader *x)
+{
+    const json_t *v = json_object_get(x->o, "tree");
+    int64_t n;
+    if (!v) return;
+    x->r->given |= REQUEST_TREE;
+    x->r->tree = -1;
+    if (json_is_string(v) && !strcmp(json_string_value(v), "auto")) return;
+    if (!json_is_integer(v)) return wrong(x, "tree", "\"auto\" or a number of proposals", v);
+    if (integer(x, "tree", 0, SESSION_MAX_ROWS - 1, &n)) x->r->tree = (int32_t)n;
+    if (x->r->tree > 0 && x->r->width)
+        request_bad(x->r, "bad_args", "width and tree: both say the rows (expected one of them)");
+}
+
 static void timeout(struct reader *x)
 {
     const json_t *v = json_object_get(x->o, "timeout_s");
@@ -174,6 +188,7 @@ static void generate(struct reader *x)
     slot(x, "snapshot", &r->keep);
     sampler(x);
     width(x);
+    tree(x);
     timeout(x);
     if (json_object_get(x->o, "ignore_eos")) r->given |= REQUEST_IGNORE_EOS;
     r->ignore_eos = boolean(x, "ignore_eos");
@@ -257,6 +272,7 @@ static const char *const *keys_of(enum request_kind kind)
                                          "frequency_penalty",
                                          "seed",
                                          "width",
+                                         "tree",
                                          "timeout_s",
                                          "ignore_eos",
                                          "append",

@@ -126,7 +126,8 @@ static int new_slot(struct session **out, struct engine *g, struct err *e)
     s->o = g->o;
     if (session_new_caches(s, g->target, g->rows, &s->kv, e) || new_deltas(s, g->rows, e) ||
         (s->source && s->source->op->open && s->source->op->open(s, g->rows, e)) ||
-        (s->o.look && s->o.look->op->open && s->o.look->op->open(s, g->rows, e)) || new_lists(s, e)) {
+        (s->o.look && s->o.look->op->open && s->o.look->op->open(s, g->rows, e)) || new_lists(s, e) ||
+        session_tree_new(s, e)) {
         session_slot_free(s);
         return -1;
     }
@@ -172,7 +173,11 @@ int session_open(struct session **out, struct engine *g, struct err *e)
 
 struct source source_drafter(struct model *drafter)
 {
-    return drafter->d->arch == DESC_QWEN35_MTP ? source_mtp(drafter) : source_dflash(drafter);
+    switch (drafter->d->arch) {
+    case DESC_QWEN35_MTP: return source_mtp(drafter);
+    case DESC_GEMMA4_ASSISTANT: return source_assistant(drafter);
+    default: return source_dflash(drafter);
+    }
 }
 
 int session_new(struct session **out, struct model *target, struct model *drafter,
@@ -209,6 +214,7 @@ void session_slot_free(struct session *s)
 {
     void *device[] = {s->d_history, s->d, s->last, s->kept};
     session_plays_forget(s, 0);
+    session_tree_free(s);
     s->op->free_shared(s->be, s->results);
     s->op->free_shared(s->be, s->offers);
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
@@ -307,6 +313,9 @@ int session_run_target(struct session *s, const struct session_rows *r, enum ses
                            .first_pos = r->first_pos,
                            .ids = r->ids,
                            .pos = r->pos,
+                           .tree = s->tree && r->ids == s->tree->ids ? s->tree : NULL,
+                           .tail = s->tail,
+                           .rows = s->g->d_pos,
                            .features = tapped ? s->g->features : NULL,
                            .tapped = tapped,
                            .check = s->o.check_layers,

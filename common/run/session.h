@@ -51,6 +51,8 @@ struct session_options {
                                                               Borrowed: they outlive the session */
     bool kv_convert;                           /* a state of other types is brought into these, not refused */
     const struct session_synthetic *synthetic; /* NULL: proposals are compared */
+    int32_t tree; /* proposals of a tree at most, that plans may have; 0: chains alone. Then the drafter
+                     offers candidates for every place, and the slot has room for a tree's rows */
     struct source *look; /* asked on the host beside the source, or alone: look-ups. Borrowed; NULL: none */
     bool check_layers;   /* name the first layer that leaves a NaN or Inf in a row that stays */
     void (*progress)(void *ctx, int64_t done, int64_t total); /* of a prefill, in tokens; NULL: none */
@@ -85,6 +87,8 @@ enum session_play {
     SESSION_OFFER,
     SESSION_VERIFY,
     SESSION_VERIFY_ADVANCES,
+    SESSION_TREE,
+    SESSION_TREE_FORWARD,
     SESSION_PLAIN,
     SESSION_PLAIN_ADVANCES,
     SESSION_PLAYS
@@ -125,6 +129,16 @@ struct session {
     float *last;         /* device [n_vocab] */
     uint64_t bytes;      /* of device memory taken */
 
+    /* session_tree.c; all NULL where options.tree is 0 */
+    struct kn_tree *tree;             /* device: of the cycle that runs */
+    struct kn_kv *tail;               /* [target n_layer] keys and values of its rows */
+    struct kn_settle *settle;         /* [target n_layer] a list: what becomes of those that stay */
+    int32_t n_top;                    /* candidates a place */
+    int32_t *top_ids;                 /* device [block - 1, n_top] what the source proposes from */
+    float *top_values;                /* the same: logits */
+    struct kn_candidates *candidates; /* shared [SESSION_RESULTS], of the offers */
+    struct session_ranked *ranked;    /* host [SESSION_RESULTS] the same, as planners see them */
+
     /* cycle.c */
     struct kn_result *results;  /* shared [SESSION_RESULTS] */
     struct kn_offer *offers;    /* the same of drafts */
@@ -137,6 +151,7 @@ struct session {
         bool drafted;                                 /* the source was asked */
         uint32_t offer;                               /* the number of its offer; 0: none */
         bool looked, look;                            /* a look-up was asked; its chain is verified */
+        bool ranked, tree;                            /* its candidates are in order; its rows are a tree's */
         int32_t n_look, match, ids[SESSION_MAX_ROWS]; /* its proposals, from 1 on */
         bool takes;            /* recurrent state is taken over its row, with all before it */
     } begun[SESSION_RESULTS];  /* those started */
@@ -192,6 +207,13 @@ int session_pick(struct session *s, const struct kn_sampler *sampler, int32_t n,
                  struct err *e);
 /* Keep the first n rows of the last forward: their features become the source's context, n_past += n. */
 int session_commit(struct session *s, int32_t n, struct err *e);
+
+/* The same of a tree, over n rows whose parents[r] < r stand before them; row 0 stands at n_past. ERR_USAGE:
+ * no tree, or options.tree does not allow it. */
+int session_forward_tree(struct session *s, const int32_t *ids, const int32_t *parents, int32_t n,
+                         struct err *e);
+/* Keep the path of the last session_forward_tree up to row: as session_commit of its rows. */
+int session_commit_path(struct session *s, int32_t row, struct err *e);
 
 /* Draft a block after anchor, the token at n_past: block - 1 proposals (host) for positions n_past + 1 ...,
  * the likeliest tokens (those of cycles may be others: options.draft_greedy).

@@ -4,6 +4,7 @@
 #define DFLASH_SESSION_IMPL_H
 
 #include "engine.h"
+#include "planner.h"
 #include "session.h"
 #include "source.h"
 
@@ -23,7 +24,7 @@ int session_place(struct session *s, const int32_t *ids, int32_t n, struct err *
  * them. */
 enum session_fate { SESSION_TRIED, SESSION_FINAL, SESSION_ADVANCED, SESSION_PROMPT };
 int session_run_target(struct session *s, const struct session_rows *r, enum session_fate fate,
-                       struct err *e);
+                       struct err *e); /* fate TRIED with s->tree's ids: its rows are the tree's */
 /* Take recurrent state over the rows that were committed since the last pass: nothing is pending then. */
 int session_settle(struct session *s, struct err *e);
 /* How many rows of the last pass, a tried one, the delta nets replay before the next one. */
@@ -47,6 +48,34 @@ void session_free_caches(struct session *s, const struct model *m, struct kn_kv 
 void session_use_sampler(struct session *s, const struct kn_sampler *sampler);
 /* Logits of rows [row, row+n) of the activations. */
 int session_run_head(struct session *s, const struct model *m, int32_t row, int32_t n, struct err *e);
+/* An offer's candidates in the order of planners (planner.h), and the tree that was made of them. */
+struct session_ranked {
+    struct kn_candidates of;                  /* [block - 1, n_top] */
+    struct plan_node nodes[SESSION_MAX_ROWS]; /* of its cycle, where that is a tree's */
+    int8_t ranks[SESSION_MAX_ROWS];           /* that its picks were */
+};
+
+/* session_tree.c. Room for trees, where options.tree wants them; and back. */
+int session_tree_new(struct session *s, struct err *e);
+void session_tree_free(struct session *s);
+/* The rows of a tree whose anchor stands at n_past, to the device: n ids and parents. */
+int session_tree_place(struct session *s, const int32_t *ids, const int32_t *parents, int32_t n,
+                       struct err *e);
+/* The target over the n rows of the tree that was placed: their logits and features, nothing committed. */
+int session_tree_forward(struct session *s, int32_t n, struct err *e);
+/* Behind the picks of n rows: which stay, and their keys, values, inputs of recurrent layers and features,
+ * the last in s->kept, in order. walk false: the host said which stay. */
+int session_tree_settle(struct session *s, int32_t n, bool walk, struct err *e);
+/* Rows that become the source's context behind it: n of those that stay, or for a recording as many as can.
+ */
+struct session_rows session_tree_kept(struct session *s, int32_t n);
+int32_t session_tree_depth(const struct session *s, int32_t n); /* rows of a path at most, of n */
+/* Of the proposals' logits [n, n_vocab]: the candidates of the offer. Nothing without options.tree. For
+ * sources, behind their picks. */
+int session_candidates(struct session *s, const float *logits, int32_t n, struct err *e);
+/* Of an offer that is there. The first candidate of a place is its proposal. */
+struct session_ranked *session_ranked(struct session *s, struct session_started *b);
+
 int session_no_number(const struct session *s, int32_t pos, struct err *e); /* target logits of no use */
 
 /* play.c. The operations of what at the cursor, rows rows: launched at the first call, recorded at the second

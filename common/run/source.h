@@ -58,8 +58,8 @@ struct source_ops {
     void (*reset)(struct session *s);
     /* The keys and values among the context, n of them, all zero where a layer has none. NULL: none. */
     const struct kn_kv *(*caches)(const struct session *s, int32_t *n);
-    /* What it keeps on the device of position pos, the stream's last, beside caches: *n bytes. Its caches
-     * then end a position earlier. NULL: nothing. */
+    /* What it keeps on the device of position pos, the stream's last, beside caches: *n bytes. Its caches,
+     * if it has any, then end a position earlier. NULL: nothing. */
     void *(*last)(const struct session *s, int32_t pos, size_t *n);
     /* The rows' features become context. They come in the order of positions, up to SESSION_MAX_ROWS of
      * rows that were run one by one at once. Operations alone: nothing waits, nothing moves to or from the
@@ -85,6 +85,7 @@ struct source {
     int32_t usual;       /* rows of a block unless somebody says other; 0: all of them */
     int32_t mask;        /* the id in the places of a block that are to be filled; 0 where none is read */
     struct source_needs needs;
+    bool tree; /* propose leaves candidates too, where options.tree asks for them (session_candidates) */
 };
 
 /* Values that a pass of the target leaves of a row, for x (may be NULL); 0: none. */
@@ -101,6 +102,8 @@ struct source source_dflash(struct model *drafter);
 struct kn_sampler source_sampler(const struct session *s);
 /* source_mtp.c: the block of the target's file that predicts further tokens. */
 struct source source_mtp(struct model *block);
+/* source_assistant.c: a Gemma 4 assistant. */
+struct source source_assistant(struct model *assistant);
 
 /* source_lookup.c: look-ups in the stream and in a text (lookup.h), for session_options.look. */
 struct source_lookup {

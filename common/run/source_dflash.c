@@ -98,7 +98,7 @@ static int propose(struct session *s, bool all_rows, struct err *e)
                                      .sampler = source_sampler(s),
                                      .out = s->d->ids + 1,
                                      .logp = s->d->logp}};
-    return draft_propose(m, &t, e);
+    return draft_propose(m, &t, e) || session_candidates(s, t.pick.logits, t.pick.n, e) ? -1 : 0;
 }
 
 static int save(struct session *s, struct snap_writer *w, struct err *e)
@@ -133,5 +133,6 @@ struct source source_dflash(struct model *drafter)
                            .model = drafter,
                            .rows = desc_cycle_rows(drafter->d),
                            .mask = drafter->d->mask_id,
-                           .needs = {.tapped = drafter->d}};
+                           .needs = {.tapped = drafter->d},
+                           .tree = true};
 }

@@ -11,21 +11,16 @@
  *
  * A draft is as many rows as proposals are wanted, one after the other: each is picked before the next
  * begins, with the noise of the target's own pick of that place (or greedily). */
-#include "session_impl.h"
-#include "state_impl.h"
+#include "late.h"
 
 #include "../base/mem.h"
-
-/* Hidden states that are kept: those of two cycles that run, the second one started before the first one's
- * result was known, and the one before both. */
-enum { LATE_ROWS = AHEAD_ROWS + SESSION_MAX_ROWS };
 
 /* Of one stream. */
 struct context {
     struct kn_kv *kv; /* [1] */
-    float *late;      /* device [LATE_ROWS, n_embd] by position modulo LATE_ROWS */
-    float *h;         /* device [n_embd] what the next row of a draft reads */
-    int32_t *before;  /* device [SESSION_MAX_ROWS] places in the cache */
+    struct late late;
+    float *h;        /* device [n_embd] what the next row of a draft reads */
+    int32_t *before; /* device [SESSION_MAX_ROWS] places in the cache */
 };
 
 static struct context *context_of(const struct session *s)
@@ -39,11 +34,11 @@ static int open_context(struct session *s, int32_t pass_rows, struct err *e)
     struct context *c = s->context = mem_calloc(1, sizeof *c);
     if (!c) return err_set(e, ERR_IO, "out of memory (a drafter's context)");
     if (session_new_caches(s, s->source->model, pass_rows, &c->kv, e)) return -1;
-    c->late = s->op->alloc(s->be, LATE_ROWS * row);
+    if (late_open(s, &c->late, e)) return -1;
     c->h = s->op->alloc(s->be, row);
     c->before = s->op->alloc(s->be, SESSION_MAX_ROWS * sizeof *c->before);
-    if (!c->late || !c->h || !c->before) return model_no_memory(s->be, e, "hidden states of a drafter");
-    s->bytes += (LATE_ROWS + 1) * row + SESSION_MAX_ROWS * sizeof *c->before;
+    if (!c->h || !c->before) return model_no_memory(s->be, e, "hidden states of a drafter");
+    s->bytes += row + SESSION_MAX_ROWS * sizeof *c->before;
     return 0;
 }
 
@@ -52,7 +47,7 @@ static void close_context(struct session *s)
     struct context *c = context_of(s);
     if (!c) return;
     session_free_caches(s, s->source->model, c->kv);
-    s->op->free(s->be, c->late);
+    late_close(s, &c->late);
     s->op->free(s->be, c->h);
     s->op->free(s->be, c->before);
     mem_free(c);
@@ -67,9 +62,7 @@ static const struct kn_kv *caches(const struct session *s, int32_t *n)
 
 static void *last(const struct session *s, int32_t pos, size_t *n)
 {
-    const size_t width = (size_t)s->g->width;
-    *n = width * sizeof(float);
-    return context_of(s)->late + (size_t)(pos % LATE_ROWS) * width;
+    return late_at(s, &context_of(s)->late, pos, n);
 }
 
 static struct work draft_work(const struct session *s)
@@ -77,16 +70,6 @@ static struct work draft_work(const struct session *s)
     struct work w = s->g->work;
     w.rope[0] = w.draft_rope;
     return w;
-}
-
-/* The hidden states of rows, the newest of which are wanted again. */
-static int keep(struct session *s, const struct session_rows *r, struct err *e)
-{
-    const int32_t n = r->n < SESSION_MAX_ROWS ? r->n : SESSION_MAX_ROWS, from = r->n - n;
-    const int64_t width = s->g->width;
-    int rc = s->op->keep(s->be, context_of(s)->late, LATE_ROWS, r->pos + from, r->features + from * width, n,
-                         width);
-    return rc ? model_failed(s->target, "keep", rc, e) : 0;
 }
 
 /* The token at position 0 has no row. Positions of a prompt are known, and their places are positions too. */
@@ -101,7 +84,7 @@ static int prompt_context(struct session *s, const struct session_rows *r, struc
                            .pos = r->pos,
                            .features = (float *)r->features};
     if (p.n && qwen35_mtp_context(s->source->model, s->target, &p, &none, e)) return -1;
-    return keep(s, r, e);
+    return late_keep(s, &context_of(s)->late, r, e);
 }
 
 /* Rows of the history have positions that the host knows; those of a cycle, whose recording is one for all,
@@ -111,7 +94,7 @@ static int context(struct session *s, const struct session_rows *r, struct err *
     struct context *c = context_of(s);
     struct work w = draft_work(s);
     const bool listed = r->pos >= s->g->d_pos && r->pos < s->g->d_pos + s->g->positions;
-    struct mtp_rows rows = {.late = c->late, .slots = LATE_ROWS};
+    struct mtp_rows rows = {.late = c->late.rows, .slots = LATE_ROWS};
     if (listed && r->first_pos == 0) return prompt_context(s, r, e);
     struct pass p = {.w = &w,
                      .kv = c->kv,
@@ -122,18 +105,8 @@ static int context(struct session *s, const struct session_rows *r, struct err *
                      .features = (float *)r->features};
     if (!listed) rows.before = c->before, rows.n_before = r->n;
     if (listed) rows.places = r->pos - 1;
-    return qwen35_mtp_context(s->source->model, s->target, &p, &rows, e) || keep(s, r, e) ? -1 : 0;
-}
-
-/* Where a reader wants a row of the anchor too: it has none. */
-static int clear_anchor(struct session *s, struct err *e)
-{
-    const size_t n = (size_t)s->target->d->n_vocab * sizeof(float);
-    float *zero = mem_calloc(1, n);
-    if (!zero) return err_set(e, ERR_IO, "out of memory (a row of logits)");
-    int rc = s->op->upload(s->be, s->g->logits, zero, n);
-    mem_free(zero);
-    return rc ? model_failed(s->target, "upload", rc, e) : 0;
+    return qwen35_mtp_context(s->source->model, s->target, &p, &rows, e) || late_keep(s, &c->late, r, e) ? -1
+                                                                                                         : 0;
 }
 
 static int propose(struct session *s, bool all_rows, struct err *e)
@@ -141,8 +114,9 @@ static int propose(struct session *s, bool all_rows, struct err *e)
     const int32_t n = s->o.block - 1, n_vocab = s->target->d->n_vocab;
     struct context *c = context_of(s);
     struct work w = draft_work(s);
-    const struct mtp_rows rows = {.late = c->late, .slots = LATE_ROWS, .before = c->before, .n_before = n};
-    if (all_rows && clear_anchor(s, e)) return -1;
+    const struct mtp_rows rows = {
+        .late = c->late.rows, .slots = LATE_ROWS, .before = c->before, .n_before = n};
+    if (all_rows && session_clear_anchor(s, e)) return -1;
     for (int32_t i = 0; i < n; i++) {
         float *logits = s->g->logits + (int64_t)(i + all_rows) * n_vocab;
         const struct pass p = {.w = &w,
@@ -172,28 +146,19 @@ static int propose(struct session *s, bool all_rows, struct err *e)
 static int save(struct session *s, struct snap_writer *w, struct err *e)
 {
     const struct context *c = context_of(s);
-    const size_t width = (size_t)s->g->width, bytes = width * sizeof(float);
-    if (state_save_layer(s, c->kv, &s->source->model->d->layer[0], s->n_past - 1, "DKV ", w, e)) return -1;
-    float *row = mem_alloc(bytes);
-    if (!row) return err_set(e, ERR_IO, "out of memory (a hidden state)");
-    int rc = s->op->download(s->be, row, c->late + (size_t)((s->n_past - 1) % LATE_ROWS) * width, bytes);
-    rc = rc ? model_failed(s->target, "download", rc, e) : snap_put(w, "DHID", row, bytes, e);
-    mem_free(row);
-    return rc;
+    const struct desc_layer *y = &s->source->model->d->layer[0];
+    return state_save_layer(s, c->kv, y, s->n_past - 1, "DKV ", w, e) || late_save(s, &c->late, w, e) ? -1
+                                                                                                      : 0;
 }
 
 static int load(struct session *s, struct state *st, struct err *e)
 {
     const struct context *c = context_of(s);
-    const size_t width = (size_t)s->g->width, bytes = width * sizeof(float);
-    const int32_t last = (int32_t)st->m.n_tokens - 1;
-    uint8_t *row = NULL;
-    if (state_load_layer(st, s, c->kv, &s->source->model->d->layer[0], last, "DKV ", e) ||
-        state_section(st, "DHID", bytes, e) || snap_read_section(&st->r, bytes, &row, e))
-        return -1;
-    int rc = s->op->upload(s->be, c->late + (size_t)(last % LATE_ROWS) * width, row, bytes);
-    mem_free(row);
-    return rc ? model_failed(s->target, "upload", rc, e) : 0;
+    const struct desc_layer *y = &s->source->model->d->layer[0];
+    return state_load_layer(st, s, c->kv, y, (int32_t)st->m.n_tokens - 1, "DKV ", e) ||
+                   late_load(s, &c->late, st, e)
+               ? -1
+               : 0;
 }
 
 static const struct source_ops mtp = {.name = "mtp",

@@ -33,7 +33,8 @@ static void *last_of(const struct session *s, int32_t pos, size_t *n)
 
 bool span_possible(const struct session *s)
 {
-    return !s->source || s->source->op->caches || (!s->source->op->context && !s->source->op->save);
+    return !s->source || s->source->op->caches || s->source->op->last ||
+           (!s->source->op->context && !s->source->op->save);
 }
 
 uint64_t span_bytes(const struct session *s, int32_t n)

@@ -8,6 +8,7 @@
 #include "cycle.h"
 #include "../base/mem.h"
 #include "session_impl.h"
+#include "tree.h"
 
 static double now(void)
 {
@@ -23,24 +24,26 @@ static bool is_stop(const struct spec_options *o, int32_t id)
     return false;
 }
 
-/* Tokens with the logits that they were picked from, the first rows of the session's. */
-static int show_picked(const struct session *s, const struct spec_options *o, const int32_t *ids, int32_t n,
-                       struct err *e)
+/* Tokens with the logits that they were picked from: rows of the session's, from the first on or those of a
+ * path. */
+static int show_picked(const struct session *s, const struct spec_options *o, const int32_t *ids,
+                       const int32_t *path, int32_t n, struct err *e)
 {
     const int32_t n_vocab = s->target->d->n_vocab;
     const size_t bytes = (size_t)n_vocab * sizeof(float);
     int rc = 0;
     for (int32_t i = 0; i < n && rc == 0; i++) {
-        rc = s->op->download(s->be, o->row, s->g->logits + (size_t)i * (size_t)n_vocab, bytes);
+        const size_t row = path ? (size_t)path[i] : (size_t)i;
+        rc = s->op->download(s->be, o->row, s->g->logits + row * (size_t)n_vocab, bytes);
         rc = rc ? model_failed(s->target, "logits", rc, e) : o->picked(o->ctx, ids[i], o->row, n_vocab, e);
     }
     return rc;
 }
 
-/* Hand out ids, picked from the first rows of the session's logits, up to the first stop; *ended where there
- * is one. */
+/* Hand out ids, picked from the first rows of the session's logits, or those of a path, up to the first stop;
+ * *ended where there is one. */
 static int write_out(const struct session *s, const struct spec_options *o, struct spec_stats *st,
-                     const int32_t *ids, int32_t n, bool *ended, struct err *e)
+                     const int32_t *ids, const int32_t *path, int32_t n, bool *ended, struct err *e)
 {
     int32_t k = 0;
     *ended = false;
@@ -52,7 +55,7 @@ static int write_out(const struct session *s, const struct spec_options *o, stru
         st->stop = stop ? SPEC_STOP_TOKEN : SPEC_STOP_TEXT;
         st->stop_id = id;
     }
-    if (o->picked && show_picked(s, o, ids, k, e)) return -1;
+    if (o->picked && show_picked(s, o, ids, path, k, e)) return -1;
     st->generated += k;
     return o->tokens ? o->tokens(o->ctx, ids, k, e) : 0;
 }
@@ -90,7 +93,8 @@ static int draft_logits(struct session *s, const struct spec_options *o, int32_t
 static void count_cycle(struct spec_stats *st, const struct session_cycle *c, int32_t accepted, int32_t rows,
                         int32_t full)
 {
-    bool would_go_on = accepted == rows - 1 && rows < full && c->picks[accepted] == c->ids[rows];
+    bool would_go_on =
+        c->tree ? c->kept > rows : accepted == rows - 1 && rows < full && c->picks[accepted] == c->ids[rows];
     st->cycles++;
     st->accepted[accepted]++;
     if (would_go_on) return;
@@ -105,7 +109,7 @@ static int take_cycle(const struct session *s, const struct spec_options *o, str
 {
     int64_t wanted = o->n - st->generated;
     const bool look = c->result.choice.look, none = !look && !c->usable;
-    int32_t full = none ? 1 : c->planned < c->n_ids ? c->planned : c->n_ids;
+    int32_t full = none ? 1 : c->tree ? c->kept : c->planned < c->n_ids ? c->planned : c->n_ids;
     int32_t rows = full < wanted ? full : (int32_t)wanted;
     *kept = c->kept < rows ? c->kept : rows;
     st->steps++;
@@ -124,9 +128,10 @@ static int take_cycle(const struct session *s, const struct spec_options *o, str
     const bool fault = s->o.check_layers && s->fault.pos - c->pos < *kept;
     const int32_t good = fault ? s->fault.pos - c->pos : *kept - (c->picks[*kept - 1] == KN_PICK_NAN);
     if ((c->drafted || s->o.look) && good == *kept) count_cycle(st, c, *kept - 1, rows, full);
+    if (c->tree) st->tree_cycles++, st->tree_rows += c->rows;
     if (look && good == *kept) st->look_cycles++, st->look_accepted += *kept - 1;
     int64_t before = st->generated;
-    if (good && write_out(s, o, st, c->picks, good, ended, e)) return -1;
+    if (good && write_out(s, o, st, c->picks, c->path, good, ended, e)) return -1;
     if (good < *kept && !*ended)
         return fault ? model_fault(&s->fault, e) : session_no_number(s, c->pos + good, e);
     *kept = (int32_t)(st->generated - before);
@@ -186,8 +191,13 @@ static void choose_planner(struct spec_run *u)
                                    .width = width,
                                    .rows = o->width && o->width < most ? o->width : most,
                                    .match = PLAN_LOOK_MATCH};
-    u->fixed = s->o.look ? (struct planner){planner_looks_next, planner_looks_choose, NULL, &u->looks}
-                         : (struct planner){.next = planner_fixed, .ctx = &u->every};
+    u->trees = (struct plan_trees){.proposals = o->tree, .seed = o->tree_seed, .looks = u->looks};
+    if (!s->o.look) u->trees.looks.rows = 1;
+    u->fixed =
+        o->tree
+            ? (struct planner){.next = planner_trees_next, .choose = planner_trees_choose, .ctx = &u->trees}
+        : s->o.look ? (struct planner){planner_looks_next, planner_looks_choose, NULL, &u->looks}
+                    : (struct planner){.next = planner_fixed, .ctx = &u->every};
     u->planner = o->planner ? o->planner : &u->fixed;
 }
 
@@ -242,6 +252,9 @@ static int check(const struct session *s, const struct spec_options *o, struct e
                        need, s->n_past, o->n, s->o.ctx);
     if ((s->source || s->o.look || o->width < 0) && spec_width_check(o->width, s->o.block, s->o.look, e))
         return -1;
+    if (o->tree < 0 || o->tree > s->o.tree || (o->tree && o->look_only))
+        return err_set(e, ERR_USAGE, "tree out of range (expected at most %d proposals%s, got %d)", s->o.tree,
+                       o->look_only ? ", and a draft to make it of" : "", o->tree);
     if (!s->anchored && (s->n_past < 1 || s->logits_rows != 1 || s->logits_pos != s->n_past - 1))
         return err_set(e, ERR_USAGE, "the session holds no logits of its last token (prefill first)");
     return 0;
@@ -257,7 +270,7 @@ int spec_begin(struct spec_run *u, struct session *s, const struct spec_options 
     double start = now();
     if (session_pick(s, &o->sampler, 1, &anchor, e)) return -1;
     st->first_s = now() - start;
-    if (write_out(s, o, st, &anchor, 1, &u->ended, e)) return -1;
+    if (write_out(s, o, st, &anchor, NULL, 1, &u->ended, e)) return -1;
     u->ended = u->ended || st->generated == o->n || interrupted(o, st);
     if (!u->ended && draft_logits(s, o, anchor, e)) return -1;
     u->start = now();

@@ -14,6 +14,7 @@
 #include "../base/err.h"
 #include "planner.h"
 #include "session.h"
+#include "tree.h"
 
 struct spec_options {
     int64_t n; /* tokens to write at most, 1 or more */
@@ -22,6 +23,9 @@ struct spec_options {
     int32_t n_stops;
     int32_t width;  /* verify rows a cycle at most, 1 .. block, with look-ups 1 .. their rows; 0:
                        the block, and their rows of theirs */
+    int32_t tree;   /* 0, or proposals of a tree that every cycle verifies in place of width rows: up to the
+                       session's options.tree */
+    bool tree_seed; /* it begins with the chain */
     bool look_only; /* where there are look-ups, the source proposes nothing */
     const struct planner *planner; /* NULL: every cycle drafts and verifies width rows, or those of a look-up
                                       as planner_looks chooses */
@@ -59,6 +63,7 @@ struct spec_stats {
     int64_t nan_cycles;                 /* cycles whose drafter gave NaN and that proposed nothing */
     int64_t accepted[SESSION_MAX_ROWS]; /* cycles by the number of proposals that equalled the picks */
     int64_t tried;                      /* proposals that were verified */
+    int64_t tree_cycles, tree_rows;     /* cycles that verified a tree, and their rows */
     int64_t look_cycles,
         look_accepted; /* cycles that tried a look-up's chain, and its tokens that were right */
     int64_t full_cycles, full_accepted; /* cycles that n did not cut, and their accepted proposals */
@@ -88,6 +93,7 @@ struct spec_run {
     struct planner fixed; /* where o has no planner */
     struct plan every;    /* its context */
     struct plan_looks looks;
+    struct plan_trees trees;
     struct plan plan;  /* of the cycle that is started next */
     int32_t running;   /* cycles whose rows were launched, and that are not finished */
     bool open;         /* one more is begun */

@@ -54,12 +54,12 @@ static void meta_of(const struct desc *t, const struct desc *d, const struct ses
     snprintf(m->target, STATE_NAME, "%s", t->name);
     m->kv_type = KN_TYPE_NONE;
     bool mixed = types_of(m, t, o, false);
-    if (d) mixed |= types_of(m, d, o, true);
+    if (d && desc_draft_caches(d)) mixed |= types_of(m, d, o, true);
     if (mixed) m->kv_type = STATE_MIXED;
     if (!mixed && m->kv_type == KN_TYPE_NONE) m->kv_type = o->kv.k; /* no layer has any */
     if (!d) return;
-    m->n_draft_layer = (uint32_t)d->n_layer;
-    m->parts = d->arch == DESC_QWEN35_MTP ? STATE_HIDDEN : 0;
+    m->n_draft_layer = (uint32_t)desc_draft_caches(d);
+    m->parts = desc_reads_hidden(d) ? STATE_HIDDEN : 0;
     m->n_taps = (uint32_t)d->n_taps;
     memcpy(m->drafter_id, d->identity, 16);
     snprintf(m->drafter, STATE_NAME, "%s", d->name);
@@ -318,7 +318,7 @@ static void context_text(const struct state_meta *m, char *out, size_t size)
 static int check_drafter(const struct state *st, const struct state_meta *own, struct err *e)
 {
     char want[STATE_NAME + 32], got[STATE_NAME + 32], want_of[256], got_of[256];
-    if (!own->n_draft_layer) return 0;
+    if (!own->n_draft_layer && !own->parts) return 0;
     if (!memcmp(st->m.drafter_id, own->drafter_id, 16) && st->m.n_taps == own->n_taps &&
         st->m.parts == own->parts && !memcmp(st->m.taps, own->taps, own->n_taps * sizeof own->taps[0]))
         return 0;
@@ -326,7 +326,7 @@ static int check_drafter(const struct state *st, const struct state_meta *own, s
     context_text(own, want_of, sizeof want_of);
     id_text(st->m.drafter, st->m.drafter_id, got);
     context_text(&st->m, got_of, sizeof got_of);
-    if (!st->m.n_draft_layer)
+    if (!st->m.n_draft_layer && !st->m.parts)
         err_set(e, ERR_FORMAT, "%s: holds no context for a drafter, and %s needs it (expected %s, got none)",
                 st->name, want, want_of);
     else

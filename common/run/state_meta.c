@@ -71,9 +71,9 @@ static int meta_unpack(struct state_meta *m, const uint8_t *p, uint64_t size, co
                        "%s: section META is too short (expected %d bytes or more, got %" PRIu64 ")", name,
                        STATE_META_FIXED, size);
     for (int i = 0; i < 8; i++) *v[i] = state_get_u32(p + 4 * i);
-    if (m->parts & ~(m->n_draft_layer ? STATE_HIDDEN : 0u))
-        return err_set(e, ERR_FORMAT, "%s: section META: unknown flags (expected 0%s, got %" PRIu32 ")", name,
-                       m->n_draft_layer ? " or 1" : "", m->parts);
+    if (m->parts & ~STATE_HIDDEN)
+        return err_set(e, ERR_FORMAT, "%s: section META: unknown flags (expected 0 or 1, got %" PRIu32 ")",
+                       name, m->parts);
     memcpy(m->target_id, p + 32, 16);
     memcpy(m->drafter_id, p + 48, 16);
     memcpy(m->target, p + 64, STATE_NAME);
@@ -158,7 +158,7 @@ int state_open_fd(struct state **out, int fd, const char *name, struct state_inf
                                 .n_taps = (int32_t)st->m.n_taps,
                                 .kv = st->m.kv[0],
                                 .draft_kv = st->m.kv[1],
-                                .has_drafter = st->m.n_draft_layer > 0,
+                                .has_drafter = st->m.n_draft_layer > 0 || st->m.parts,
                                 .has_hidden = (st->m.parts & STATE_HIDDEN) != 0};
     *out = st;
     st = NULL;

@@ -53,7 +53,7 @@ size_t cpu_attention_scratch(const struct cpu_backend *be, int32_t n, int32_t n_
 /* The positions that row i sees. */
 static void visible(const struct kn_attention *a, int32_t i, int32_t *lo, int32_t *hi)
 {
-    int64_t pos = a->pos[i], last = a->pos[a->n - 1];
+    int64_t pos = a->pos[i], last = a->pos[a->n - 1]; /* of no use to a tree, which is causal */
     int64_t from = a->window ? pos - a->window + 1 : 0, to = a->causal ? pos + 1 : last + 1;
     if (!a->causal && a->window && to > pos + a->window) to = pos + a->window;
     if (a->first && from < *a->first) from = *a->first;
@@ -78,6 +78,9 @@ static struct cpu_attn_tile make_tile(const struct plan *p, int32_t row, int32_t
         .kv_head = kv_head,
         .lo = lo,
         .hi = hi,
+        .tree = a->tree,
+        .tail = a->tail,
+        .row = row,
     };
 }
 
@@ -229,7 +232,7 @@ static int check_ring(struct cpu_backend *be, const struct kn_attention *a)
         if (a->pos[i] < 0 || a->pos[i] == INT32_MAX)
             return cpu_fail(be, KN_EINVAL, "attention: position %d in row %d", a->pos[i], i);
         visible(a, i, &lo, &hi);
-        if (lo < hi && !kn_kv_holds(a->kv, lo, a->pos[a->n - 1]))
+        if (lo < hi && !kn_kv_holds(a->kv, lo, a->tree ? a->tree->pos[0] - 1 : a->pos[a->n - 1]))
             return cpu_fail(
                 be, KN_EINVAL,
                 "attention: row at %d sees position %d, which a ring of %d at position %d no longer holds",
@@ -246,6 +249,11 @@ int cpu_attention(struct kn_backend *kb, const struct kn_attention *a)
     if (a->n < 1 || a->n_head < 1 || a->n_head % a->kv->n_head_kv || a->window < 0)
         return cpu_fail(be, KN_EINVAL, "attention: %d rows of %d heads over %d KV heads, window %d", a->n,
                         a->n_head, a->kv->n_head_kv, a->window);
+    if (a->tree && (!a->causal || !a->tail || a->n > KN_CYCLE_ROWS || a->tail->head_dim != a->kv->head_dim ||
+                    a->tail->n_head_kv != a->kv->n_head_kv || a->tail->type.k != a->kv->type.k ||
+                    a->tail->type.v != a->kv->type.v))
+        return cpu_fail(be, KN_EINVAL,
+                        "attention: %d rows of a tree, not causal or without a tail like the cache", a->n);
     rc = check_ring(be, a);
     if (rc) return rc;
     struct plan p = {.a = a, .rows = be->isa->rows, .n_kv = a->kv->n_head_kv, .head_dim = a->kv->head_dim};

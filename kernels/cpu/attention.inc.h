@@ -104,6 +104,33 @@ static inline const float *attn_query(const struct cpu_attn_tile *t, int32_t i, 
     return t->q + ((int64_t)i * t->n_head + h) * t->head_dim;
 }
 
+/* The keys (or values) at start + j of a tree's row i into tile: those before base from the cache, the others
+ * from the tail. What the row does not see becomes zeros, which reach nothing. */
+static const float *attn_stage_path(const struct cpu_attn_tile *t, int32_t i, int64_t start, int32_t j,
+                                    bool values, float *tile, int64_t *stride)
+{
+    const struct kn_tree *tree = t->tree;
+    const int32_t row = t->row + i, base = tree->pos[0];
+    *stride = t->head_dim;
+    for (int32_t k = 0; k < KV_KEYS; k++) {
+        const int64_t p = start + j + k;
+        float *to = tile + (int64_t)k * t->head_dim;
+        if (p < t->lo[i] || p >= t->hi[i])
+            memset(to, 0, (size_t)t->head_dim * sizeof *to);
+        else if (p < base)
+            kv_load(t->kv, values, (int32_t)p, t->kv_head, to);
+        else
+            kv_load(t->tail, values, tree->path[row][p - base], t->kv_head, to);
+    }
+    return tile;
+}
+
+/* Are there tried positions of a tree among the 16 from start + j on? */
+static inline bool attn_on_paths(const struct cpu_attn_tile *t, int64_t start, int32_t j)
+{
+    return t->tree && start + j + KV_KEYS > t->tree->pos[0];
+}
+
 /* One split: part rows are written (maximum, sum, values); a row that sees nothing gets -inf, 0, zeros. */
 static void attn_split(const struct cpu_attn_tile *t, int64_t start, float *part, float *scores, float *tile)
 {
@@ -125,9 +152,12 @@ static void attn_split(const struct cpu_attn_tile *t, int64_t start, float *part
     to = (to + 15) & ~15;
     const struct kv_split split = kv_split_of(t->kv, t->kv_head, (int32_t)start, from, to);
     for (int32_t j = from; j < to; j += 16) {
-        const float *k = kv_stage(&split, false, j, tile, &stride);
+        const bool paths = attn_on_paths(t, start, j);
+        const float *k = paths ? NULL : kv_stage(&split, false, j, tile, &stride);
         for (int32_t r = 0; r < n_q; r++) {
             if (!attn_range(t, r / t->n_rep, start + j, 16, &lo, &hi)) continue;
+            if (paths && r % t->n_rep == 0)
+                k = attn_stage_path(t, r / t->n_rep, start, j, false, tile, &stride);
             struct vec s = attn_scores(attn_query(t, r / t->n_rep, r % t->n_rep), k, stride, d);
             v_store(scores + (int64_t)r * KN_KV_SPLIT + j, v_mul(s, v_set1(t->scale)));
         }
@@ -136,11 +166,15 @@ static void attn_split(const struct cpu_attn_tile *t, int64_t start, float *part
         if (attn_range(t, r / t->n_rep, start, KN_KV_SPLIT, &lo, &hi))
             attn_softmax(scores + (int64_t)r * KN_KV_SPLIT, lo, hi, part + r * size, part + r * size + 1);
     for (int32_t j = from; j < to; j += 16) {
-        const float *v = kv_stage(&split, true, j, tile, &stride);
-        for (int32_t r = 0; r < n_q; r++)
-            if (attn_range(t, r / t->n_rep, start + j, 16, &lo, &hi))
-                attn_values(part + r * size + CPU_ATTN_ACC, scores + (int64_t)r * KN_KV_SPLIT + j, v, stride,
-                            lo, hi, d);
+        const bool paths = attn_on_paths(t, start, j);
+        const float *v = paths ? NULL : kv_stage(&split, true, j, tile, &stride);
+        for (int32_t r = 0; r < n_q; r++) {
+            if (!attn_range(t, r / t->n_rep, start + j, 16, &lo, &hi)) continue;
+            if (paths && r % t->n_rep == 0)
+                v = attn_stage_path(t, r / t->n_rep, start, j, true, tile, &stride);
+            attn_values(part + r * size + CPU_ATTN_ACC, scores + (int64_t)r * KN_KV_SPLIT + j, v, stride, lo,
+                        hi, d);
+        }
     }
 }
 

@@ -180,6 +180,7 @@ static const struct kn_ops cpu_ops = {
     .tap = cpu_tap,
     .norm_add = cpu_norm_add,
     .norm_pair = cpu_norm_pair,
+    .clusters = cpu_clusters,
     .gate = cpu_gate,
     .route = cpu_route,
     .experts_gated = cpu_experts_gated,
@@ -201,6 +202,9 @@ static const struct kn_ops cpu_ops = {
     .offer = cpu_offer,
     .keep = cpu_keep,
     .accept = cpu_accept,
+    .follow = cpu_follow,
+    .settle = cpu_settle,
+    .gather = cpu_gather,
     .await = cpu_await,
 };
 

@@ -67,6 +67,7 @@ int cpu_rms_norm(struct kn_backend *, float *out, const float *x, const float *w
 int cpu_norm_add(struct kn_backend *, float *out, const float *x, const float *y, const float *weight,
                  int32_t n, int64_t width, float eps, float scale);
 int cpu_norm_pair(struct kn_backend *, const struct kn_norm_pair *);
+int cpu_clusters(struct kn_backend *, const struct kn_clusters *);
 int cpu_gate(struct kn_backend *, float *x, const float *g, int32_t n, int64_t width, int64_t g_width);
 int cpu_rope_store(struct kn_backend *, const struct kn_rope_store *);
 int cpu_tap(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
@@ -101,6 +102,10 @@ int cpu_offer(struct kn_backend *, const struct kn_offering *);
 int cpu_keep(struct kn_backend *, float *dst, int32_t slots, const int32_t *pos, const float *x, int32_t n,
              int64_t width);
 int cpu_accept(struct kn_backend *, const struct kn_accept *);
+int cpu_follow(struct kn_backend *, const struct kn_follow *);
+int cpu_settle(struct kn_backend *, const struct kn_settle *);
+int cpu_gather(struct kn_backend *, float *dst, const float *src, const int32_t *rows, int32_t n,
+               int64_t width);
 int cpu_await(struct kn_backend *, const uint32_t *number, uint32_t want);
 
 /* mm.c */

@@ -37,6 +37,32 @@ static const float *input(const struct delta_job *j, int64_t i)
     return a->qkv + (i - j->pending) * j->width;
 }
 
+/* A tree: its first path with what is pending before it, then each other path from the state that stands
+ * there. What paths share is run again for each. */
+static void delta_paths(const struct delta_job *j, struct cpu_delta *w, const float **in, const float **alpha,
+                        const float **beta)
+{
+    const struct kn_delta *a = j->a;
+    const struct kn_tree *tree = a->tree;
+    const int32_t before = a->n_conv - 1;
+    for (int32_t l = 0; l < tree->n_leaves; l++) {
+        const int32_t leaf = tree->leaf[l], n = tree->pos[leaf] - tree->pos[0] + 1, from = l ? j->pending : 0;
+        w->rows = tree->path[leaf];
+        w->n_tokens = j->pending - from + n;
+        w->replay = w->advance = j->pending - from;
+        for (int32_t t = 0; t < w->n_tokens + before; t++) {
+            const int32_t at = from + t - before, row = at - j->pending;
+            in[t] = row < 0 ? input(j, at) : a->qkv + w->rows[row] * j->width;
+        }
+        for (int32_t t = 0; t < w->n_tokens; t++) {
+            const int32_t row = from + t - j->pending;
+            alpha[t] = row < 0 ? input(j, from + t) + j->width : a->alpha + w->rows[row] * a->n_v;
+            beta[t] = row < 0 ? alpha[t] + a->n_v : a->beta + w->rows[row] * a->n_v;
+        }
+        j->be->isa->rows->delta(w);
+    }
+}
+
 static void delta_item(void *ctx, int64_t item, int thread)
 {
     const struct delta_job *j = ctx;
@@ -51,6 +77,10 @@ static void delta_item(void *ctx, int64_t item, int thread)
                           .first = part * n_rep / j->parts,
                           .end = (part + 1) * n_rep / j->parts,
                           .scratch = (float *)j->be->scratch_rows + (size_t)thread * CPU_DELTA_FLOATS};
+    if (a->tree) {
+        delta_paths(j, &w, in, alpha, beta);
+        return;
+    }
     /* One run, but for rows that are final: their q and k then stay in the first-level cache. */
     const int32_t run = !a->commit ? CPU_DELTA_TOKENS : j->pending > RUN_FINAL ? j->pending : RUN_FINAL;
     for (int32_t at = 0; at < all; at += w.n_tokens) {
@@ -97,6 +127,8 @@ static int check(struct cpu_backend *be, const struct kn_delta *a)
     if (a->every && (a->n != 1 || !a->commit || a->every < 2 || a->every > KN_DELTA_EVERY))
         return cpu_fail(be, KN_EINVAL, "delta: a state every %d rows, of %d (expected 2 to %d, of one)",
                         a->every, a->n, KN_DELTA_EVERY);
+    if (a->tree && (a->commit || a->n < 1))
+        return cpu_fail(be, KN_EINVAL, "delta: %d rows of a tree that are final", a->n);
     if (!a->state || !a->pending)
         return cpu_fail(be, KN_EINVAL, "delta: no state, or no number of pending rows");
     if (*a->pending < 0 || *a->pending > KN_DELTA_LOG)

@@ -148,7 +148,8 @@ static void delta_value_head(const struct cpu_delta *w, const struct delta_buf *
     delta_conv(w, b->tap, b->v, b->dv, first_v + (int64_t)h * a->d_v, a->d_v);
     delta_state(w, b, a->state->s + (int64_t)h * a->d_v * a->d_k);
     for (int32_t t = w->replay; t < w->n_tokens; t++) {
-        const int64_t at = (w->row + t - w->replay) * size + (int64_t)h * a->d_v;
+        const int64_t row = w->rows ? w->rows[t - w->replay] : w->row + t - w->replay,
+                      at = row * size + (int64_t)h * a->d_v;
         float *out = a->out + at;
         rows_rms_norm(out, b->o + (int64_t)t * b->dv, a->norm, a->d_v, a->eps);
         for (int32_t i = 0; i < a->d_v; i += 16) {

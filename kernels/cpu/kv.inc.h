@@ -163,13 +163,31 @@ static inline void kv_result(const struct kn_kv *kv, float *out)
 
 /* ---- staging ---- */
 
+/* One head of the row at `at` as d floats. */
+static inline void kv_numbers(const struct kv_side *x, const char *at, float *to, int64_t d)
+{
+    const char *low = at + x->plane.low, *high = at + x->plane.high, *scale = at + x->plane.scale;
+    switch (x->type) {
+    case KN_F32: memcpy(to, low, (size_t)d * sizeof *to); break;
+    case KN_F16:
+        for (int64_t i = 0; i < d; i += 16) v_store(to + i, v_load_f16((const uint16_t *)low + i));
+        break;
+    case KN_BF16:
+        for (int64_t i = 0; i < d; i += 16) v_store(to + i, v_load_bf16((const uint16_t *)low + i));
+        break;
+    case KN_Q8_0: kv_q8_0(low, scale, to, d); break;
+    case KN_Q5_0: kv_nibbles(low, high, scale, 16, to, d); break;
+    case KN_Q4_0: kv_nibbles(low, NULL, scale, 8, to, d); break;
+    default: kv_tq3_0(low, high, scale, to, d); /* kn_kv_check lets no other pass */
+    }
+}
+
 /* KV_KEYS keys (or values) at j as floats, stride floats apart: the cache itself where it is float, else
  * converted into tile [KV_KEYS, d]. Asks for those that are KV_AHEAD later in the order of struct kv_split.
  */
 static const float *kv_stage(const struct kv_split *s, bool values, int32_t j, float *tile, int64_t *stride)
 {
     const struct kv_side *x = values ? &s->v : &s->k;
-    const int64_t d = s->d;
     const char *at = x->at + (size_t)j * x->row;
     const int32_t ahead = j + KV_AHEAD, past = ahead - s->to + s->from;
     if (ahead < s->to)
@@ -180,22 +198,14 @@ static const float *kv_stage(const struct kv_split *s, bool values, int32_t j, f
         *stride = (int64_t)(x->row / sizeof(float));
         return (const float *)(at + x->plane.low);
     }
-    *stride = d;
-    for (int64_t k = 0; k < KV_KEYS; k++, at += x->row) {
-        const char *low = at + x->plane.low, *high = at + x->plane.high, *scale = at + x->plane.scale;
-        float *to = tile + k * d;
-        switch (x->type) {
-        case KN_F16:
-            for (int64_t i = 0; i < d; i += 16) v_store(to + i, v_load_f16((const uint16_t *)low + i));
-            break;
-        case KN_BF16:
-            for (int64_t i = 0; i < d; i += 16) v_store(to + i, v_load_bf16((const uint16_t *)low + i));
-            break;
-        case KN_Q8_0: kv_q8_0(low, scale, to, d); break;
-        case KN_Q5_0: kv_nibbles(low, high, scale, 16, to, d); break;
-        case KN_Q4_0: kv_nibbles(low, NULL, scale, 8, to, d); break;
-        default: kv_tq3_0(low, high, scale, to, d); /* kn_kv_check lets no other pass */
-        }
-    }
+    *stride = s->d;
+    for (int64_t k = 0; k < KV_KEYS; k++, at += x->row) kv_numbers(x, at, tile + k * s->d, s->d);
     return tile;
+}
+
+/* One head's keys (or values) at a position as floats, to [head_dim]. */
+static inline void kv_load(const struct kn_kv *kv, bool values, int32_t pos, int32_t head, float *to)
+{
+    const struct kv_side x = kv_side_of(kv, values, pos, head);
+    kv_numbers(&x, x.at, to, kv->head_dim);
 }

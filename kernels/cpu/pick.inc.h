@@ -302,6 +302,13 @@ static bool pick_penalises(const struct kn_sampler *a)
     return (a->repeat_penalty != 1.0f || a->presence != 0.0f || a->frequency != 0.0f) && a->repeat_last > 0;
 }
 
+/* The token at position i of a row's history. */
+static inline int32_t pick_past(const struct kn_pick *p, int32_t row, int64_t i)
+{
+    const struct kn_tree *t = p->tree;
+    return t && i >= t->pos[0] ? t->ids[t->path[row][i - t->pos[0]]] : p->history[i];
+}
+
 /* Copy the row, add the biases, and penalise each distinct id of the window once. */
 static bool pick_change(const struct kn_pick *p, int32_t row, const struct cpu_pick_work *w)
 {
@@ -314,12 +321,13 @@ static bool pick_change(const struct kn_pick *p, int32_t row, const struct cpu_p
     int64_t last = p->pos[row], first = last - a->repeat_last + 1;
     if (first < 0) first = 0;
     for (int64_t i = first; i <= last; i++) {
-        if (p->history[i] < 0 || p->history[i] >= p->n_vocab) return false;
-        count[p->history[i]] = 0;
+        const int32_t id = pick_past(p, row, i);
+        if (id < 0 || id >= p->n_vocab) return false;
+        count[id] = 0;
     }
-    for (int64_t i = first; i <= last; i++) count[p->history[i]]++;
+    for (int64_t i = first; i <= last; i++) count[pick_past(p, row, i)]++;
     for (int64_t i = first; i <= last; i++) {
-        const int32_t id = p->history[i], n = count[id];
+        const int32_t id = pick_past(p, row, i), n = count[id];
         if (!n) continue;
         const float l = copy[id] > 0.0f ? copy[id] / a->repeat_penalty : copy[id] * a->repeat_penalty;
         copy[id] = l - ((float)n * a->frequency + a->presence);

@@ -156,6 +156,11 @@ static void norm_pair_row(void *ctx, int64_t i, int thread)
     float *out = a->out + 2 * i * a->width;
     (void)thread;
     if (a->late && i == 0) y = a->late + (a->pos[0] > 0 ? a->pos[0] - 1 : 0) % a->slots * a->width;
+    if (a->raw) {
+        memcpy(out, a->x + i * a->width, (size_t)a->width * sizeof *out);
+        memcpy(out + a->width, y, (size_t)a->width * sizeof *out);
+        return;
+    }
     j->rows->rms_norm(out, a->x + i * a->width, a->x_weight, a->width, a->eps);
     j->rows->rms_norm(out + a->width, y, a->y_weight, a->width, a->eps);
 }
@@ -167,9 +172,38 @@ int cpu_norm_pair(struct kn_backend *kb, const struct kn_norm_pair *a)
     if (a->n < 1 || a->width < 1 || (a->late && a->slots < 1))
         return cpu_fail(be, KN_EINVAL, "norm_pair: %d rows of width %lld, %d slots", a->n,
                         (long long)a->width, a->slots);
-    for (int32_t i = 0; a->before && i < a->n_before; i++)
-        a->before[i] = a->pos[i] > 0 ? a->pos[i] - 1 : 0;
+    for (int32_t i = 0; a->before && i < a->n_before; i++) a->before[i] = a->pos[i] > 0 ? a->pos[i] - 1 : 0;
     cpu_share(be, a->n, a->n * a->width >= SHARE, norm_pair_row, &job);
+    return 0;
+}
+
+static void clusters_row(void *ctx, int64_t i, int thread)
+{
+    const struct kn_clusters *a = ctx;
+    const float *s = a->scores + i * a->n_clusters;
+    float *logits = a->logits + i * a->n_vocab, least = INFINITY;
+    bool best[KN_CLUSTERS];
+    (void)thread;
+    for (int32_t k = 0; k < a->n_clusters; k++) {
+        int32_t before = 0;
+        for (int32_t j = 0; j < a->n_clusters; j++) before += s[j] > s[k] || (s[j] == s[k] && j < k);
+        best[k] = before < a->n_best;
+    }
+    for (int32_t v = 0; v < a->n_vocab; v++)
+        if (best[a->of_id[v]] && logits[v] < least) least = logits[v];
+    for (int32_t v = 0; v < a->n_vocab; v++)
+        if (!best[a->of_id[v]]) logits[v] = least - 1.0f;
+}
+
+int cpu_clusters(struct kn_backend *kb, const struct kn_clusters *a)
+{
+    struct cpu_backend *be = cpu_of(kb);
+    struct kn_clusters job = *a;
+    if (a->n < 1 || a->n_vocab < 1 || a->n_clusters < 1 || a->n_clusters > KN_CLUSTERS || a->n_best < 1 ||
+        a->n_best > a->n_clusters)
+        return cpu_fail(be, KN_EINVAL, "clusters: %d rows of %d ids, the best %d of %d clusters", a->n,
+                        a->n_vocab, a->n_best, a->n_clusters);
+    cpu_share(be, a->n, a->n > 1, clusters_row, &job);
     return 0;
 }
 
@@ -218,9 +252,9 @@ static void rope_store_heads(const struct rope_store_job *j, int64_t i, int32_t 
     const struct kn_kv *kv = a->kv;
     const int64_t d = kv->head_dim, slot = kv->n_head_kv * d, n_rep = a->q ? a->n_head / kv->n_head_kv : 0;
     struct cpu_rope r = {
-        .k = a->k + i * slot + head * d,
+        .k = a->k ? a->k + i * slot + head * d : NULL,
         .q = a->q ? a->q + (i * a->n_head + head * n_rep) * d : NULL,
-        .v = a->v + i * slot + head * d,
+        .v = a->k ? a->v + i * slot + head * d : NULL,
         .v_norm = a->v_norm,
         .q_norm = a->q_norm,
         .k_norm = a->k_norm,

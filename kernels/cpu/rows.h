@@ -24,7 +24,10 @@ struct cpu_attn_tile {
     float scale;
     const struct kn_kv *kv;
     int32_t kv_head;
-    const int32_t *lo, *hi; /* [n_rows] row i sees the keys at positions lo[i] <= p < hi[i] */
+    const int32_t *lo, *hi;     /* [n_rows] row i sees the keys at positions lo[i] <= p < hi[i] */
+    const struct kn_tree *tree; /* NULL, or row i is row + i of a tree, whose own keys are in tail */
+    const struct kn_kv *tail;
+    int32_t row;
 };
 
 /* Floats a query row's partial result takes: the maximum, the sum, and the weighted values (from CPU_ATTN_ACC
@@ -84,8 +87,9 @@ struct cpu_delta {
     const float *const *in;                  /* [n_conv - 1 + n_tokens] rows of the convolution's input */
     const float *const *alpha, *const *beta; /* [n_tokens] rows of n_v */
     int32_t n_tokens, replay;                /* the first of them are replayed: they have no output */
-    int32_t advance; /* the committed state takes this many of them: none, replay, or all */
-    int32_t row;     /* of out and z: that of the first token with output */
+    int32_t advance;     /* the committed state takes this many of them: none, replay, or all */
+    int32_t row;         /* of out and z: that of the first token with output */
+    const uint8_t *rows; /* or NULL; else of token t with output, in place of row: rows[t - replay] */
     int32_t k_head, first, end;
     float *scratch; /* [CPU_DELTA_FLOATS] of this thread */
 };

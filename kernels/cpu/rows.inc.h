@@ -175,12 +175,13 @@ static void rows_store_values(const struct cpu_rope *a)
 static void rows_rope(const struct cpu_rope *a)
 {
     const int32_t d = a->kv->head_dim;
-    rows_store_values(a); /* first: v may be k */
+    if (a->k) rows_store_values(a); /* first: v may be k */
     for (int32_t h = 0; a->q && h < a->n_head; h++) {
         float *q = a->q + (int64_t)h * d;
         if (a->q_norm) rows_rms_norm(q, q, a->q_norm, d, a->eps);
         rows_rotate(q, a->table, a->n_rot, a->interleaved);
     }
+    if (!a->k) return;
     for (int32_t h = 0; h < a->n_head_kv; h++) {
         float *k = a->k + (int64_t)h * d;
         if (a->k_norm) rows_rms_norm(k, k, a->k_norm, d, a->eps);

@@ -25,3 +25,12 @@ for k in f16 q4_0; do
     gen --state eight --kv-convert --kv $k >a && gen -d "$d" --state eight --kv-convert --kv $k --draft-kv $k,f32 --width 3 >b && cmp a b && echo "to $k: the same"
 done
 gen --state eight --kv-convert --kv q8_0 >a && gen --state eight | cmp - a && echo 'into its own types: as it was'
+# A Gemma: a warning below 8 bits, of any layer; sliding layers by their name; heads of 512 and of 256.
+cp "$SRC/test/family/real/gemma4-31b.json" g.json
+dflash-convert -q g.json --random 3 --type q8_0 -o g.gguf
+printf '\1\0\0\0\0\0\0\0' >ids
+warns() { dflash-prefill -q -m g.gguf -o g.state --force "$@" <ids 2>&1 | sed 's/^[^:]*: //'; }
+[ -z "$(warns --kv q8_0)" ] && echo 'q8_0: nothing to say'
+warns --kv q8_0 --kv-layers sliding=q8_0,q4_0
+dflash-inspect g.state | grep cache
+warns --kv tq3_0,f16

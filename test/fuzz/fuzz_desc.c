@@ -32,6 +32,12 @@ static void check(const struct desc *d)
         if (d->stops[i] < 0 || (d->n_vocab && d->stops[i] >= d->n_vocab)) __builtin_trap();
     for (int i = 0; i < d->n_layer; i++)
         if (d->layer[i].window < 0) __builtin_trap();
+    if (d->arch == DESC_QWEN35_MTP) {
+        if (d->n_layer != 1 || d->first_block < 1 || d->block_size < 2 || d->block_size > d->block_most ||
+            !d->head_norm || d->n_vocab < 0)
+            __builtin_trap();
+        return;
+    }
     if (d->arch != DESC_DFLASH) {
         if (d->n_vocab < 1) __builtin_trap();
         return;
@@ -65,6 +71,21 @@ static void relabel(const struct desc *d, const struct gguf *g)
         if (relabel_keys(w, g, d, x, NULL, put, w, &e) && !e.msg[0]) __builtin_trap();
         gguf_writer_free(w);
     }
+}
+
+/* The file's MTP block, where it has one. */
+static void mtp(const struct gguf *g)
+{
+    const struct desc_override o = {.drafter = true, .draft_causal = -1, .block_size = 5};
+    struct err e = {0};
+    struct desc *d = NULL;
+    if (!desc_holds_mtp(g)) return;
+    if (!desc_read(&d, g, &o, &e)) {
+        check(d);
+        if (!desc_drafts(d) || d->block_size != 5) __builtin_trap();
+    } else if (d || e.code != ERR_FORMAT || !e.msg[0])
+        __builtin_trap();
+    desc_free(d);
 }
 
 static void drafter(const struct gguf *g)
@@ -105,6 +126,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         __builtin_trap();
     desc_free(d);
     drafter(g);
+    mtp(g);
     gguf_close(g);
     return 0;
 }

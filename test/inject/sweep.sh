@@ -31,6 +31,7 @@ printf '{"role":"system","content":"Be brief."}\n{"role":"user","content":"Hi"}\
 dflash-tokenize -m "$T" <in/text >in/tokens
 dflash-prefill -q -m "$T" -d "$D" -o in/state <in/tokens
 dflash-convert -q "$src/test/family/gemma4moe.json" --random 1 -o in/moe.gguf 2>/dev/null
+dflash-convert -q "$src/test/family/qwen35moe.json" --random 1 --mtp keep -o in/mtp.gguf 2>/dev/null
 dflash-bench run -q -m "$T" -d "$D" -n 4 --runs 1 --warmup 0 --ignore-eos in/tokens >in/cell.jsonl
 mkdir qwen
 sed 's/<|im"/<\/think>"/g; s/<think>\\n\\n/<tool_call>/' "$src/test/data/tok_qwen2.json" >qwen/tokenizer.json
@@ -68,6 +69,7 @@ jobs="
 convert-target   | * | text   | dflash-convert $hf/target -o o --threads 2
 convert-q4_k_m   | * | text   | dflash-convert $hf/drafter --target $hf/target --type q4_k_m -o o --threads 2
 convert-random   | * | text   | dflash-convert $src/test/family/qwen35moe.json --random 3 --type q8_0 -o o --threads 2
+convert-mtp      | * | text   | dflash-convert $src/test/family/qwen35moe.json --random 3 --type q8_0 --mtp only -o o --threads 2
 convert-gguf     | * | text   | dflash-convert $D --target $T -o o --threads 2
 convert-dialect  | * | text   | dflash-convert $D --target $T --dialect ik -o o --threads 2
 quantize-imatrix | * | text   | dflash-quantize $T --type q4_k_m --imatrix $i/imatrix -o o --threads 2
@@ -92,6 +94,8 @@ prefill-force    | * | tokens | dflash-prefill -m $T -d $D --force -o o --logits
 prefill-moe      | * | ids    | dflash-prefill -m $i/moe.gguf -o o --threads 2 --device cpu
 prefill-nll      | * | tokens | dflash-prefill -m $T --nll --threads 2 --device cpu
 generate         | * | tokens | dflash-generate -m $T -d $D -n 12 --ignore-eos -o o --width 8 --draft-trace o2 --draft-logits o3 --threads 2 --device cpu
+generate-mtp     | * | ids    | dflash-generate -m $i/mtp.gguf -d target -n 6 --ignore-eos -o o --width 4 --draft-trace o2 --draft-logits o3 --threads 2 --device cpu
+prefill-mtp      | * | ids    | dflash-prefill -m $i/mtp.gguf -d target -o o --threads 2 --device cpu
 generate-force   | * | tokens | dflash-generate -m $T -d $D -n 6 --ignore-eos --force -o o --width 8 --draft-trace o2 --draft-logits o3 --threads 2 --device cpu
 generate-stats   | - | tokens | dflash-generate -m $T -d $D -n 4 --ignore-eos --temp 0.7 --repeat-penalty 1.1 -o o --stats o2 --threads 2 --device cpu
 generate-dflash2 | * | tokens | dflash-generate -m $T -d $D2 -n 6 --ignore-eos --temp 0.7 -o o --width 8 --draft-trace o2 --draft-logits o3 --threads 2 --device cpu

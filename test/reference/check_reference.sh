@@ -143,6 +143,18 @@ drafters() {
     check "jetspec, bidirectional: another drafter" bidirectional_differs
 }
 
+d2_proposals() { # prompts of the first n ids, pairs of n and anchor in anchors.i32; 7 proposals each
+    local i n
+    for i in 0 1 2 3 4 5; do
+        n=$(od -An -td4 -j $((8 * i)) -N 4 dflash2/anchors.i32)
+        head -c $((4 * n)) qwen3/prompt.i32 | dflash-generate -q -m t.gguf -d d2.gguf --kv f32 --chunk 64 -n 2 --ignore-eos --width 8 --draft-trace got.trace >got.i32 || return 1
+        [ "$(od -An -td4 -N 4 got.i32)" = "$(od -An -td4 -j $((8 * i + 4)) -N 4 dflash2/anchors.i32)" ] || { echo "anchor $i differs"; return 1; }
+        cmp <(head -c 28 got.trace) <(tail -c +$((28 * i + 1)) dflash2/proposals.i32 | head -c 28) || return 1
+        rm got.trace
+    done
+    echo "6 blocks of 7 proposals equal"
+}
+
 # A device: passes of up to 64 rows are as near as the CPU's. Longer ones round the factors of a product to 11 bits, so a value is off by
 # 2^-11 of it at most. A block has six products one after another (q and k, scores, values, out, up, down): 6 * 2^-11 = 2.9e-3 of the
 # norm of what it leaves, and the errors of blocks add at worst. (One value may be further off; q8_0 in one block is 5e-2.) Not for
@@ -155,6 +167,11 @@ if [ "$device" != cpu ]; then
         check "$f logits, passes of 64 rows" family_logits "$f" 64
         check "$f greedy ids" family_ids "$f" 64
     done
+    # a DFlash2 drafter, whose operations are its own
+    convert qwen3 t.gguf --type f32 && check "dflash2 converts" convert dflash2 d2.gguf --type f32 --target qwen3
+    check "dflash2 proposals" d2_proposals
+    d2_draft() { dflash-generate -q -m t.gguf -d d2.gguf --kv f32 --chunk 64 -n 4 --ignore-eos --draft-logits got.f32 <qwen3/prompt.i32 >got.i32 && "$oracle" floats got.f32 dflash2/draft_logits.f32 1e-4; }
+    check "dflash2 draft logits" d2_draft
     mtp_all
     convert qwen3 t.gguf --type f32 && drafters
     exit $failed
@@ -197,17 +214,6 @@ ids=dflash2/spec.i32
 check "dflash2 loop ids" same_ids -d d2.gguf
 check "dflash2 draft logits" draft d2.gguf dflash2/draft_logits.f32
 check "dflash2 draft logits, oracle" bash -c "'$oracle' draft qwen3 dflash2 <qwen3/prompt.i32 >o.f32 && '$oracle' floats o.f32 dflash2/draft_logits.f32 1e-4"
-d2_proposals() { # prompts of the first n ids, pairs of n and anchor in anchors.i32; 7 proposals each
-    local i n
-    for i in 0 1 2 3 4 5; do
-        n=$(od -An -td4 -j $((8 * i)) -N 4 dflash2/anchors.i32)
-        head -c $((4 * n)) qwen3/prompt.i32 | dflash-generate -q -m t.gguf -d d2.gguf --kv f32 -n 2 --ignore-eos --width 8 --draft-trace got.trace >got.i32 || return 1
-        [ "$(od -An -td4 -N 4 got.i32)" = "$(od -An -td4 -j $((8 * i + 4)) -N 4 dflash2/anchors.i32)" ] || { echo "anchor $i differs"; return 1; }
-        cmp <(head -c 28 got.trace) <(tail -c +$((28 * i + 1)) dflash2/proposals.i32 | head -c 28) || return 1
-        rm got.trace
-    done
-    echo "6 blocks of 7 proposals equal"
-}
 check "dflash2 proposals" d2_proposals
 check "dflash2 trace, oracle" bash -c "'$oracle' trace qwen3 dflash2 48 p=qwen3/prompt.i32 >d2.json"
 d2_trace() { dflash-generate -q -d d2.gguf --kv f32 --ignore-eos -n 48 --width 8 --draft-trace got.trace --force "$@" >got.i32 && "$oracle" check d2.json p got.i32 got.trace 0.001; }

@@ -120,7 +120,7 @@ struct sent {
 
 static struct sent *sent;
 static int n_sent;
-static bool drafts;                             /* the process has a drafter */
+static bool drafts, trees;                      /* the process has a drafter; room for trees */
 static bool parked, undrafted;                  /* target, drafter, when the lines before were read */
 static bool slot_full[SLOTS], slot_bare[SLOTS]; /* bare: without a drafter's context */
 static int slot_prompt[SLOTS], slot_pos[SLOTS];
@@ -265,7 +265,10 @@ static void say_json(void)
         return;
     }
     say("{\"id\":%d,\"file\":\"%s/%s.tok\",\"n\":%d%s%s%s}", id, dir, prompt_name[p], n, keys[k],
-        rnd(3) ? "" : ",\"cache\":false", rnd(3) ? "" : ",\"width\":3");
+        rnd(3) ? "" : ",\"cache\":false",
+        rnd(3)  ? ""
+        : trees ? ",\"tree\":9"
+                : ",\"width\":3");
     if (rnd(5)) return;
     x->what = TOKENS_SOME;
     say("{\"op\":\"cancel\",\"cancel\":%d}", id);
@@ -461,7 +464,7 @@ static void lines(int count, char **program)
 {
     int in[2], from[2], tokens[2], status;
     const bool parks = rnd(2);
-    for (char **p = program; *p; p++) drafts |= !strcmp(*p, "-d");
+    for (char **p = program; *p; p++) drafts |= !strcmp(*p, "-d"), trees |= !strcmp(*p, "--tree");
     for (int i = 0; i < count; i++) say_line(true, parks);
     if (pipe(in) || pipe(from) || pipe(tokens)) fail("pipe: %s", strerror(errno));
     const pid_t pid = fork();

@@ -156,6 +156,7 @@ p=$work/dense
     exit "$failed"
 }
 
+check lines-tree "$client" lines 7 "$lines" "$work/dense" dflash-generate -q -m "$dense" -d "$dense_d" $common --stream-fd 9 --tree 12 --streams 2
 limits() {
     printf '%s\n' "$p/a.tok 300" '{"id":1,"file":"'"$p"'/a.tok"}' '{"id":2,"prompt":[1,2,3],"n":600}' '{"id":3,"prompt":[1,2,3],"n":2,"timeout_s":0.000001}' | serve --stream-fd 3 3>st >re
     grep -q '^err context_overflow' re && grep -q '"id":1,.*"stop":"length".*"generated_tokens":205,' re && grep -q '"id":2,"error":"context_overflow"' re &&

@@ -401,7 +401,7 @@ static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const 
         return cuda_fail(be, KN_EINVAL, "attention: %d rows of %d heads over %d KV heads, window %d", a->n,
                          a->n_head, kv->n_head_kv, a->window);
 #ifdef CUDA_DEBUG_SYNC
-    if ((rc = check_ring(be, a))) return rc;
+    if (!a->tree && (rc = check_ring(be, a))) return rc;
 #endif
     struct attn p = {};
     p.q = a->q, p.out = a->out, p.k = kv->k, p.v = kv->v, p.pos = a->pos, p.first = a->first;
@@ -409,6 +409,9 @@ static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const 
     p.d = kv->head_dim, p.where = kv_where_of(kv), p.window = a->window, p.type = kv_form(kv->type);
     p.scale = a->scale, p.causal = a->causal;
     p.rep_inverse = p.n_rep > 1 ? (uint32_t)((1ull << 32) / (uint64_t)p.n_rep + 1) : 0;
+    if (a->tree)
+        return s ? cuda_fail(be, KN_EINVAL, "attend: rows of a tree (expected rope_store, then attention)")
+                 : attn_tree(be, a, &p);
     const struct cuda_device dev = cuda_device_of(be);
     struct attn_call c = {};
     c.n = p.n, c.n_head = p.n_head, c.n_kv = p.n_kv, c.d = p.d, c.window = p.window, c.causal = p.causal;

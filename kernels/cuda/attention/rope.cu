@@ -149,6 +149,7 @@ template <int N> static int store_layers(struct cuda_backend *be, const struct k
         const int rc = cuda_check_store(be, a, n);
         if (rc) return rc;
         const struct kn_kv *kv = a->kv;
+        const int n_kv = a->k ? kv->n_head_kv : 0; /* none: queries alone */
         all.layer[layers] = {a->q,
                              a->k,
                              a->v,
@@ -157,7 +158,7 @@ template <int N> static int store_layers(struct cuda_backend *be, const struct k
                              a->table,
                              a->pos,
                              a->n_head,
-                             kv->n_head_kv,
+                             n_kv,
                              kv->head_dim,
                              a->n_rot,
                              kv_where_of(kv),
@@ -166,15 +167,16 @@ template <int N> static int store_layers(struct cuda_backend *be, const struct k
                              a->interleaved,
                              a->v_norm,
                              a->eps};
-        const int heads = (a->q ? a->n_head : 0) + (a->v == a->k ? 1 : 2) * kv->n_head_kv;
+        const int heads = (a->q ? a->n_head : 0) + (a->v == a->k ? 1 : 2) * n_kv;
         if (heads > most) most = heads;
     }
     const dim3 grid((unsigned)((most + WARPS - 1) / WARPS), (unsigned)n, (unsigned)layers);
     const int rc =
         cuda_check(be, "rope_store", cuda_launch(be, rope_store_heads<N>, grid, dim3(32 * WARPS), 0, all));
     be->settled = be->launches;
-    for (int i = 0; i < layers; i++) cuda_ring_written(be, all.layer[i].k_dst.at);
-    if (N == 1) { /* attention over this layer may follow */
+    for (int i = 0; i < layers; i++)
+        if (all.layer[i].k) cuda_ring_written(be, all.layer[i].k_dst.at);
+    if (N == 1 && first->k) { /* attention over this layer may follow */
         be->store_launch = be->launches;
         be->store_k = first->kv->k;
         be->store_pos = first->pos;

@@ -242,6 +242,7 @@ static const struct kn_ops *table(bool direct, bool chains)
     t.norm_add = cuda_norm_add;
     t.norm_join = cuda_norm_join;
     t.norm_pair = cuda_norm_pair;
+    t.clusters = cuda_clusters;
     t.gate = cuda_gate;
     t.route = cuda_route;
     t.experts_gated = cuda_experts_gated;
@@ -265,6 +266,7 @@ static const struct kn_ops *table(bool direct, bool chains)
     t.read_speed = cuda_read_speed;
     t.product_speed = cuda_product_speed;
     cuda_cycle_table(&t, direct);
+    cuda_tree_table(&t);
     return &t;
 }
 

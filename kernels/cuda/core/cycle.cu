@@ -93,6 +93,8 @@ static int offer(struct kn_backend *kb, const struct kn_offering *a)
     if (a->n < 1 || a->n > KN_CYCLE_ROWS || a->n_offers < 1)
         return cuda_fail(be, KN_EINVAL, "offer: %d rows (expected 1 to %d), %d offers", a->n, KN_CYCLE_ROWS,
                          a->n_offers);
+    const int rc = cuda_offer_candidates(be, a);
+    if (rc) return rc;
     return cuda_check(be, "offer", cuda_launch(be, offer_rows, dim3(1), dim3(KN_CYCLE_ROWS), 0, *a));
 }
 
@@ -170,6 +172,39 @@ static __global__ void __launch_bounds__(KN_CYCLE_ROWS) accept_rows(const struct
     }
 }
 
+/* The same behind op->follow: the rows that stay are known. */
+static __global__ void __launch_bounds__(KN_CYCLE_ROWS) accept_path(const struct kn_accept a)
+{
+    cuda_grid_start();
+    const int32_t t = (int32_t)threadIdx.x, kept = *a.kept;
+    const uint32_t number = *a.number;
+    const int32_t pos = a.pos[t], pos0 = a.pos[0], row = t < a.n ? a.tree->stays[t] : 0,
+                  pick = t < a.n ? a.picks[row] : KN_PICK_NAN;
+    struct kn_result *r = &a.results[number % (uint32_t)a.n_results];
+    const uint64_t stamp = t < KN_STAMPS ? a.stamp[t] : 0, began = device_ns();
+    __syncthreads(); /* everything is read */
+    if (t < KN_STAMPS) r->stamp[t] = stamp;
+    a.pos[t] = pos + kept;
+    if (t < kept) a.history[pos0 + 1 + t] = pick;
+    if (t < a.n) r->ids[t] = a.tree->stay_ids[t], r->picks[t] = pick, r->rows[t] = row;
+    if (t == kept - 1) {
+        const int32_t at = pos0 + kept;
+        a.ids[0] = pick;
+        if (a.anchor) *a.anchor = pick;
+        if (a.first) *a.first = at > a.window ? at - a.window : 0;
+        *a.number = number + 1;
+        r->accepted = began;
+        r->pos = pos0;
+        r->kept = kept;
+        r->usable = 1;
+    }
+    __syncthreads();
+    if (t == 0) {
+        __threadfence_system(); /* as above */
+        *(volatile uint32_t *)&r->number = number + 1;
+    }
+}
+
 static int accept(struct kn_backend *kb, const struct kn_accept *a)
 {
     struct cuda_backend *be = cuda_of(kb);
@@ -179,7 +214,9 @@ static int accept(struct kn_backend *kb, const struct kn_accept *a)
         return cuda_fail(be, KN_EINVAL, "accept: %d rows (expected 1 to %d), %d results", a->n, KN_CYCLE_ROWS,
                          a->n_results);
     const bool settled = be->settled && be->settled == be->launches;
-    rc = cuda_check(be, "accept", cuda_launch(be, accept_rows, dim3(1), dim3(KN_CYCLE_ROWS), 0, *a, settled));
+    rc = cuda_check(be, "accept",
+                    a->tree ? cuda_launch(be, accept_path, dim3(1), dim3(KN_CYCLE_ROWS), 0, *a)
+                            : cuda_launch(be, accept_rows, dim3(1), dim3(KN_CYCLE_ROWS), 0, *a, settled));
     be->positions = be->launches;
     return rc;
 }

@@ -26,6 +26,7 @@
     F(ATTN_GROUP, "attention group")                                                                         \
     F(ATTN_CODES, "attention codes")                                                                         \
     F(ATTN_MERGE, "attention merge")                                                                         \
+    F(ATTN_TREE, "attention tree")                                                                           \
     F(CHAIN_FEW, "chain few")                                                                                \
     F(CHAIN_PAIRS, "chain pairs")                                                                            \
     F(CHAIN_SHARED, "chain shared")                                                                          \
@@ -48,7 +49,8 @@
     F(DELTA_FEW, "delta few")                                                                                \
     F(DELTA_ONE, "delta one")                                                                                \
     F(DELTA_CHUNKS, "delta chunks")                                                                          \
-    F(DELTA_BLOCKS, "delta blocks")
+    F(DELTA_BLOCKS, "delta blocks")                                                                          \
+    F(DELTA_PATHS, "delta paths")
 
 enum cuda_form {
 #define CUDA_FORM_ENUM(id, name) CUDA_##id,

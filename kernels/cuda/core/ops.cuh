@@ -38,6 +38,7 @@ int cuda_norm_join(struct kn_backend *, float *out, const float *x, const float 
                    const float *z, const float *z_weight, const float *weight, int32_t n, int64_t width,
                    float eps, float scale);
 int cuda_norm_pair(struct kn_backend *, const struct kn_norm_pair *);
+int cuda_clusters(struct kn_backend *, const struct kn_clusters *);
 int cuda_gate(struct kn_backend *, float *x, const float *g, int32_t n, int64_t width, int64_t g_width);
 int cuda_tap(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
              int64_t width);
@@ -91,6 +92,10 @@ int cuda_mixture(struct kn_backend *, const struct kn_mixture *);
 bool cuda_mixture_shares(const struct kn_weight *experts, const struct kn_weight *shared);
 
 /* cycle.cu. Put its operations into the table; direct: without those that record. */
+/* core/tree.cu. Put its operations into the table. */
+void cuda_tree_table(struct kn_ops *t);
+/* Candidates to the host, where the offering has any; before the offer. */
+int cuda_offer_candidates(struct cuda_backend *, const struct kn_offering *);
 void cuda_cycle_table(struct kn_ops *t, bool direct);
 
 #endif

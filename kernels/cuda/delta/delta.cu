@@ -48,6 +48,40 @@ static __global__ void __launch_bounds__(THREADS) delta_state(const struct layer
     if ((final_of(l, pending) || !a.n) && mine) move_state<D, true>(s, state, lane, a.d_k);
 }
 
+/* Paths of a tree, a block's z each, from the state that stands; nothing is pending. What paths share each of
+ * them writes, the same bits. */
+template <int D, int CHUNK, int TAPS>
+static __global__ void __launch_bounds__(THREADS) delta_paths(const struct layer l)
+{
+    __shared__ __align__(16) struct shared<D, CHUNK> m;
+    const struct kn_delta &a = l.a;
+    const int lane = threadIdx.x % LANES, row = threadIdx.x / LANES, row0 = (int)blockIdx.x * ROWS;
+    const bool mine = row0 + row < a.d_v;
+    float *state = l.s.s + ((int64_t)blockIdx.y * a.d_v + row0 + row) * a.d_k;
+    __align__(16) float s[D / LANES];
+    cuda_grid_start();
+    if ((int32_t)blockIdx.z >= a.tree->n_leaves) return;
+    const int32_t leaf = a.tree->leaf[blockIdx.z], all = a.tree->pos[leaf] - a.tree->pos[0] + 1;
+    const uint8_t *path = a.tree->path[leaf];
+#pragma unroll
+    for (int i = 0; i < D / LANES; i++) s[i] = 0.0f;
+    if (mine) move_state<D, false>(s, state, lane, a.d_k);
+    for (int32_t t0 = 0; t0 < all; t0 += CHUNK) {
+        const int32_t n = min(CHUNK, all - t0);
+        __syncthreads();
+        convolve<D, CHUNK, TAPS, true>(l, m, t0, n, 0, row0, path);
+        __syncthreads();
+        norms<D>(l, m, n);
+        gates<true>(l, m, t0, n, 0, path);
+        __syncthreads();
+        for (int t = 0; t < n; t++) {
+            const float o = step<D>(s, m, t, row, lane, true);
+            if (mine && lane == 0)
+                a.out[((int64_t)path[t0 + t] * a.n_v + blockIdx.y) * a.d_v + row0 + row] = o;
+        }
+    }
+}
+
 /* A thread has one column of the log, so that it reads what the convolution keeps of it before it writes. */
 static __device__ void keep_column(const struct layer &l, int64_t c)
 {
@@ -130,6 +164,8 @@ int cuda_delta_check(struct cuda_backend *be, const struct kn_delta *a)
     if (a->every && (a->n != 1 || !a->commit || a->every < 2 || a->every > KN_DELTA_EVERY))
         return cuda_fail(be, KN_EINVAL, "delta: a state every %d rows, of %d (expected 2 to %d, of one)",
                          a->every, a->n, KN_DELTA_EVERY);
+    if (a->tree && (a->commit || a->n < 1))
+        return cuda_fail(be, KN_EINVAL, "delta: %d rows of a tree that are final", a->n);
     if (!a->state || !a->pending)
         return cuda_fail(be, KN_EINVAL, "delta: no state, or no number of pending rows");
     return 0;
@@ -151,6 +187,29 @@ static int run_rows(struct cuda_backend *be, const struct layer *l)
     return rc ? rc : cuda_check(be, "delta", cuda_delta_finish(be, l, 0, l->a.n, true));
 }
 
+/* A tree: what is pending goes into the state first, with the code that it was verified by; then the paths.
+ */
+static int run_paths(struct cuda_backend *be, struct layer *l)
+{
+    typedef void (*kernel)(const struct layer);
+    static const kernel kernels[4][2] = {{delta_paths<32, 32, 4>, delta_paths<32, 32, KN_DELTA_TAPS>},
+                                         {delta_paths<64, 32, 4>, delta_paths<64, 32, KN_DELTA_TAPS>},
+                                         {delta_paths<128, 32, 4>, delta_paths<128, 32, KN_DELTA_TAPS>},
+                                         {delta_paths<256, 16, 4>, delta_paths<256, 16, KN_DELTA_TAPS>}};
+    const int d_k = l->a.d_k, size = (d_k > 32) + (d_k > 64) + (d_k > 128), n = l->a.n;
+    const dim3 grid((unsigned)((l->a.d_v + ROWS - 1) / ROWS), (unsigned)l->a.n_v,
+                    (unsigned)(n > 1 ? n - 1 : 1));
+    l->a.n = 0;
+    int rc = run_rows(be, l);
+    l->a.n = n;
+    l->settled = true;
+    cuda_count(be, CUDA_DELTA_PATHS);
+    if (rc == 0)
+        rc = cuda_check(be, "delta",
+                        cuda_launch(be, kernels[size][l->a.n_conv > 4], grid, dim3(THREADS), 0, *l));
+    return rc ? rc : cuda_check(be, "delta", cuda_delta_finish(be, l, 0, n, true));
+}
+
 int cuda_delta(struct kn_backend *kb, const struct kn_delta *a)
 {
     struct cuda_backend *be = cuda_of(kb);
@@ -159,6 +218,7 @@ int cuda_delta(struct kn_backend *kb, const struct kn_delta *a)
     if (rc) return rc;
     struct layer l = {*a, *a->state, 2 * (int64_t)a->n_k * a->d_k + (int64_t)a->n_v * a->d_v, false};
     const struct cuda_device dev = cuda_device_of(be);
+    if (a->tree) return run_paths(be, &l);
     if (delta_form_of(&dev, a, 0) != DELTA_BLOCKS) return run_rows(be, &l);
     l.a.n = 0; /* what is pending goes through the code that it was verified by */
     rc = run_rows(be, &l);

@@ -16,11 +16,17 @@ template <int D, int CHUNK> struct shared {
     float decay[CHUNK], beta[CHUNK], kq[CHUNK];
 };
 
+/* The same where a call's row of token t is path[t], with nothing pending. */
+DEV const float *input_on(const struct layer &l, const uint8_t *path, int32_t t)
+{
+    return t < 0 ? l.s.conv + (t + l.a.n_conv - 1) * l.width : l.a.qkv + path[t] * l.width;
+}
+
 /* Channels of the block for the tokens [t0, t0 + n): a thread has one channel of STRIP tokens. The oldest tap
- * first. */
-template <int D, int CHUNK, int TAPS>
+ * first. PATH: tokens are those of a path, nothing is pending. */
+template <int D, int CHUNK, int TAPS, bool PATH = false>
 static __device__ void convolve(const struct layer &l, struct shared<D, CHUNK> &m, int32_t t0, int32_t n,
-                                int32_t pending, int row0)
+                                int32_t pending, int row0, const uint8_t *path = nullptr)
 {
     const struct kn_delta &a = l.a;
     const int h = blockIdx.y, rows = min(ROWS, a.d_v - row0), strips = (n + STRIP - 1) / STRIP,
@@ -41,9 +47,9 @@ static __device__ void convolve(const struct layer &l, struct shared<D, CHUNK> &
         for (int j = 0; j < TAPS; j++) w[j] = j < taps ? a.conv[channel * taps + j] : 0.0f;
 #pragma unroll
         for (int j = 0; j < TAPS + STRIP - 1; j++)
-            x[j] = j < taps - 1 + min(STRIP, n - from)
-                       ? input(l, t0 + from + j - (taps - 1), pending)[channel]
-                       : 0.0f;
+            x[j] = j >= taps - 1 + min(STRIP, n - from) ? 0.0f
+                   : PATH ? input_on(l, path, t0 + from + j - (taps - 1))[channel]
+                          : input(l, t0 + from + j - (taps - 1), pending)[channel];
 #pragma unroll
         for (int t = 0; t < STRIP; t++) {
             if (from + t >= n) break;
@@ -107,13 +113,14 @@ template <int D, class M> static __device__ void norms(const struct layer &l, M 
     }
 }
 /* The gates, a thread a token: of the block's last warp. */
-template <class M>
-static __device__ void gates(const struct layer &l, M &m, int32_t t0, int32_t n, int32_t pending)
+template <bool PATH = false, class M>
+static __device__ void gates(const struct layer &l, M &m, int32_t t0, int32_t n, int32_t pending,
+                             const uint8_t *path = nullptr)
 {
     const struct kn_delta &a = l.a;
     const int h = blockIdx.y, t = THREADS - 1 - (int)threadIdx.x;
     if (t >= n) return; /* n <= THREADS */
-    const int32_t row = t0 + t - pending;
+    const int32_t row = PATH ? path[t0 + t] : t0 + t - pending;
     const float *alpha = row < 0 ? l.s.log + (t0 + t) * (l.width + 2 * a.n_v) + l.width
                                  : a.alpha + (int64_t)row * a.n_v,
                 *beta = row < 0 ? alpha + a.n_v : a.beta + (int64_t)row * a.n_v;

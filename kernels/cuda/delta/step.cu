@@ -199,7 +199,7 @@ int chain_delta_alone(struct cuda_backend *be, const struct kn_delta *a, const s
     struct mm_prep p;
     const struct cuda_device dev = cuda_device_of(be);
     const enum delta_form form = delta_form_of(&dev, a, w->n_in);
-    if ((form != DELTA_ONE && form != DELTA_FEW && form != DELTA_CHUNKS) ||
+    if (a->tree || (form != DELTA_ONE && form != DELTA_FEW && form != DELTA_CHUNKS) ||
         !mm_preparing(be, w, a->n, &p, &act))
         return cuda_delta((struct kn_backend *)be, a);
     const struct layer l = {*a, *a->state, 2 * (int64_t)a->n_k * D + (int64_t)a->n_v * D, false};
@@ -216,7 +216,7 @@ int cuda_delta_linear(struct kn_backend *kb, const struct kn_delta *a, float *ou
     struct cuda_backend *be = cuda_of(kb);
     int rc = cuda_delta_check(be, a);
     if (rc) return rc;
-    if (a->n == 1) {
+    if (a->n == 1 && !a->tree) {
         const int kept = chain_delta(be, a, out, w);
         if (kept) return kept < 0 ? kept : 0;
     }

@@ -33,6 +33,13 @@ static __host__ __device__ __forceinline__ bool penalises(const struct kn_sample
     return (s.repeat_penalty != 1.0f || s.presence != 0.0f || s.frequency != 0.0f) && s.repeat_last > 0;
 }
 
+/* The token at position i of the history of the block's row. */
+static __device__ __forceinline__ int32_t past(const pick &p, int64_t i)
+{
+    const struct kn_tree *t = p.tree;
+    return t && i >= t->pos[0] ? t->ids[t->path[p.row0 + blockIdx.x][i - t->pos[0]]] : p.history[i];
+}
+
 /* A block a row. Ids of the window are counted; the thread that takes a count away changes the id, once. */
 static __global__ void __launch_bounds__(256) pick_change(const pick p)
 {
@@ -50,7 +57,7 @@ static __global__ void __launch_bounds__(256) pick_change(const pick p)
             p.copy[row + id] = __fadd_rn(p.copy[row + id], p.s.bias[i].add);
     }
     for (int64_t i = from + threadIdx.x; i <= last; i += 256) {
-        const int32_t id = p.history[i];
+        const int32_t id = past(p, i);
         if (id < 0 || id >= p.n_vocab)
             bad = true;
         else
@@ -59,10 +66,10 @@ static __global__ void __launch_bounds__(256) pick_change(const pick p)
     bad = __syncthreads_or(bad);
     if (threadIdx.x == 0) p.bad[blockIdx.x] = bad;
     if (bad) return;
-    for (int64_t i = from + threadIdx.x; i <= last; i += 256) atomicAdd(&times[p.history[i]], 1u);
+    for (int64_t i = from + threadIdx.x; i <= last; i += 256) atomicAdd(&times[past(p, i)], 1u);
     __syncthreads();
     for (int64_t i = from + threadIdx.x; i <= last; i += 256) {
-        const int32_t id = p.history[i];
+        const int32_t id = past(p, i);
         const uint32_t n = atomicExch(&times[id], 0u);
         if (!n) continue;
         float l = p.copy[row + id];
@@ -307,6 +314,7 @@ int cuda_pick(struct kn_backend *kb, const struct kn_pick *a)
                          a->n_vocab, need, be->scratch_rows_bytes);
     struct pick p = {};
     p.n_vocab = a->n_vocab, p.n_blocks = blocks_of(a->n_vocab), p.s = *s, p.history = a->history;
+    p.tree = a->tree;
     p.best = (struct best *)at, p.part = (float2 *)at, p.count = be->count + 1,
     p.key = (unsigned long long *)(be->count + 512);
     p.bad = changed ? (int32_t *)(at + best_bytes) : NULL;
@@ -319,6 +327,7 @@ int cuda_pick(struct kn_backend *kb, const struct kn_pick *a)
     p.list = filters ? (uint64_t *)(at + best_bytes + FIXED + row_bytes) : NULL;
     for (int32_t i = 0; i < a->n && rc == 0; i += rows) {
         p.n = a->n - i < rows ? a->n - i : rows;
+        p.row0 = i;
         p.logits = a->logits + (int64_t)i * a->n_vocab, p.pos = a->pos + i, p.out = a->out + i;
         p.logp = a->logp ? a->logp + i : NULL;
         const dim3 scan((unsigned)p.n_blocks, (unsigned)p.n), each((unsigned)p.n), block(256);

@@ -32,6 +32,8 @@ struct bound { /* of a row: what pick_filter goes by */
 struct pick {
     const float *logits;
     const int32_t *pos, *history;
+    const struct kn_tree *tree; /* NULL, or of the rows from row0 on */
+    int32_t row0;
     int32_t n, n_vocab, n_blocks;
     struct kn_sampler s;
     int32_t *out;

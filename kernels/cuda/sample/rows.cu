@@ -210,6 +210,10 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     if (a.before && row == 0 && !second)
         for (int i = threadIdx.x; i < a.n_before; i += NORM_THREADS) a.before[i] = max(a.pos[i] - 1, 0);
     float *out = a.out + (2 * (int64_t)row + second) * width;
+    if (a.raw) {
+        for (int i = threadIdx.x; i < width; i += NORM_THREADS) out[i] = x[i];
+        return;
+    }
     float sum = 0.0f;
     for (int i = threadIdx.x; i < groups; i += NORM_THREADS) sum = square_four(sum, four(x, i, width, whole));
     sum = block_sum(sum, warp);
@@ -226,7 +230,7 @@ int cuda_norm_pair(struct kn_backend *kb, const struct kn_norm_pair *a)
     if (a->n < 1 || a->width < 1 || a->width > INT32_MAX || (a->late && a->slots < 1))
         return cuda_fail(be, KN_EINVAL, "norm_pair: %d rows of width %lld, %d slots", a->n,
                          (long long)a->width, a->slots);
-    const bool whole = is_whole(a->out, a->x, a->x_weight, a->y_weight, a->width) &&
+    const bool whole = !a->raw && is_whole(a->out, a->x, a->x_weight, a->y_weight, a->width) &&
                        is_whole(a->out, a->late ? a->late : a->y, a->n > 1 || !a->late ? a->y : a->x, NULL,
                                 a->width);
     const int rc = cuda_check(be, "norm_pair",
@@ -234,6 +238,49 @@ int cuda_norm_pair(struct kn_backend *kb, const struct kn_norm_pair *a)
                                           *a, whole));
     if (a->before) be->positions = be->launches;
     return rc;
+}
+
+#define CLUSTER_THREADS 1024
+
+/* One block a row: which clusters are the best, by counting those before each; the smallest logit of their
+ * ids; then all others'. The scores lie in shared memory, behind them a byte a cluster. */
+static __global__ void __launch_bounds__(CLUSTER_THREADS) cluster_rows(const __grid_constant__ kn_clusters a)
+{
+    extern __shared__ float scores[];
+    __shared__ float warp[CLUSTER_THREADS / 32];
+    bool *best = (bool *)(scores + a.n_clusters);
+    cuda_grid_start();
+    float *logits = a.logits + (int64_t)blockIdx.x * a.n_vocab, least = INFINITY;
+    for (int k = threadIdx.x; k < a.n_clusters; k += CLUSTER_THREADS)
+        scores[k] = a.scores[(int64_t)blockIdx.x * a.n_clusters + k];
+    __syncthreads();
+    for (int k = threadIdx.x; k < a.n_clusters; k += CLUSTER_THREADS) {
+        const float own = scores[k];
+        int before = 0;
+        for (int j = 0; j < a.n_clusters; j++) before += scores[j] > own || (scores[j] == own && j < k);
+        best[k] = before < a.n_best;
+    }
+    __syncthreads();
+    for (int v = threadIdx.x; v < a.n_vocab; v += CLUSTER_THREADS)
+        if (best[a.of_id[v]] && logits[v] < least) least = logits[v];
+    for (int i = 16; i; i >>= 1) least = fminf(least, __shfl_xor_sync(~0u, least, i));
+    if (threadIdx.x % 32 == 0) warp[threadIdx.x / 32] = least;
+    __syncthreads();
+    for (int i = 0; i < CLUSTER_THREADS / 32; i++) least = fminf(least, warp[i]);
+    for (int v = threadIdx.x; v < a.n_vocab; v += CLUSTER_THREADS)
+        if (!best[a.of_id[v]]) logits[v] = __fadd_rn(least, -1.0f);
+}
+
+int cuda_clusters(struct kn_backend *kb, const struct kn_clusters *a)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    if (a->n < 1 || a->n_vocab < 1 || a->n_clusters < 1 || a->n_clusters > KN_CLUSTERS || a->n_best < 1 ||
+        a->n_best > a->n_clusters)
+        return cuda_fail(be, KN_EINVAL, "clusters: %d rows of %d ids, the best %d of %d clusters", a->n,
+                         a->n_vocab, a->n_best, a->n_clusters);
+    return cuda_check(be, "clusters",
+                      cuda_launch(be, cluster_rows, dim3((unsigned)a->n), dim3(CLUSTER_THREADS),
+                                  (size_t)a->n_clusters * 5, *a));
 }
 
 static __global__ void __launch_bounds__(256)

@@ -426,13 +426,17 @@ static void check_plans_of(const char *dir, const char *type, const char *drafte
 void check_plans(const char *dir, const char *prompt)
 {
     static const char *const types[] = {"bf16", "q8_0", "q4_k_m"};
+    static const char *const relatives[][2] = {{"bf16", "dflash2-bf16"},
+                                               {"q4_k_m", "dflash2-q4_k_m"},
+                                               {"q4_k_m", "dspark-q4_k_m"},
+                                               {"q4_k_m", "domino-q4_k_m"}};
     static const int32_t lens[] = {1, 40, 290};
+    char path[512];
     read_prompt(dir, prompt);
     for (int k = 0; k < 3; k++) check_plans_of(dir, types[k], types[k], lens, 3);
-    check_plans_of(dir, "bf16", "dflash2-bf16", lens, 3);
-    check_plans_of(dir, "q4_k_m", "dflash2-q4_k_m", lens, 3);
-    check_plans_of(dir, "q4_k_m", "dspark-q4_k_m", lens, 3);
-    check_plans_of(dir, "q4_k_m", "domino-q4_k_m", lens, 3);
+    snprintf(path, sizeof path, "%s/drafter-%s.gguf", dir, relatives[0][1]);
+    if (access(path, R_OK)) return; /* the drafter is no DFlash */
+    for (int k = 0; k < 4; k++) check_plans_of(dir, relatives[k][0], relatives[k][1], lens, 3);
 }
 
 /* ---- the pieces of a chat ---- */

@@ -569,6 +569,33 @@ static void test_philox(void **state)
     }
 }
 
+/* The noise of the host is that of the definition, and a pick of flat logits is where it is largest. */
+static void test_noise(void **state)
+{
+    struct kn_backend *be = test_fastest();
+    float flat[100] = {0};
+    (void)state;
+    assert_int_equal(kn_op(be)->reserve(be, 1, 0, 100, 1, 16), 0);
+    for (int32_t pos = 0; pos < 50; pos++) {
+        int32_t id, best = 0;
+        const struct kn_pick p = {
+            .logits = flat,
+            .pos = &pos,
+            .n = 1,
+            .n_vocab = 100,
+            .sampler = {.temp = 1, .top_p = 1, .repeat_penalty = 1, .seed = 1ull << 40 | 9},
+            .out = &id};
+        for (int32_t i = 0; i < 100; i++) {
+            const double g = kn_noise(p.sampler.seed, pos + 1, i);
+            assert_true(fabs(g - gumbel(p.sampler.seed, (uint32_t)pos + 1, (uint32_t)i)) < 1e-12);
+            if (g > kn_noise(p.sampler.seed, pos + 1, best)) best = i;
+        }
+        assert_int_equal(kn_op(be)->pick(be, &p), 0);
+        assert_int_equal(id, best);
+    }
+    kn_backend_close(be);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -576,7 +603,7 @@ int main(void)
         cmocka_unit_test(test_same_bits),  cmocka_unit_test(test_frequencies),
         cmocka_unit_test(test_bad_logits), cmocka_unit_test(test_extremes),
         cmocka_unit_test(test_refuses),    cmocka_unit_test(test_coupled),
-        cmocka_unit_test(test_biases),
+        cmocka_unit_test(test_biases),     cmocka_unit_test(test_noise),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

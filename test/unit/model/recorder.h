@@ -37,6 +37,9 @@ struct recorder_call {
         R_EXPERTS_DOWN,
         R_DELTA,
         R_SOFTCAP,
+        R_FOLLOW,
+        R_SETTLE,
+        R_GATHER,
         R_CELL,
         R_SPREAD,
         R_CONV,
@@ -52,13 +55,14 @@ struct recorder_call {
     struct kn_attention attention;
     struct kn_pick pick;
     struct kn_conv conv;
-    struct kn_top top;
     struct kn_edges edges;
-    struct kn_walk walk;
+    struct kn_follow follow;
     struct kn_offering offering;
     struct kn_accept accept;
     struct kn_route route;
     struct kn_delta delta;
+    struct kn_walk walk;
+    struct kn_top top;
     struct kn_norm_pair pair;
     struct kn_cell cell;
 };
@@ -133,6 +137,9 @@ static int recorder_run(struct kn_backend *be, const struct recorder_call *c)
         return op->experts_down(be, c->out, c->w[0], c->a, c->b, c->c, n, (int32_t)c->j, c->i);
     case R_DELTA: return op->delta(be, &c->delta);
     case R_SOFTCAP: return op->softcap(be, c->out, c->n, c->f);
+    case R_FOLLOW: return op->follow(be, &c->follow);
+    case R_SETTLE: return op->settle(be, c->a);
+    case R_GATHER: return op->gather(be, c->out, c->a, c->b, n, c->i);
     case R_CELL: return op->cell(be, &c->cell);
     case R_SPREAD: return op->spread(be, c->out, c->i, c->a, c->j, c->b, n);
     case R_CONV: return op->conv(be, &c->conv);
@@ -315,6 +322,20 @@ static int r_softcap(struct kn_backend *be, float *x, int64_t count, float cap)
 {
     return recorder_do(be, &(struct recorder_call){.op = R_SOFTCAP, .out = x, .n = count, .f = cap});
 }
+static int r_follow(struct kn_backend *be, const struct kn_follow *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_FOLLOW, .follow = *a});
+}
+static int r_settle(struct kn_backend *be, const struct kn_settle *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_SETTLE, .a = a}); /* the list is the session's */
+}
+static int r_gather(struct kn_backend *be, float *dst, const float *src, const int32_t *rows, int32_t n,
+                    int64_t width)
+{
+    return recorder_do(
+        be, &(struct recorder_call){.op = R_GATHER, .out = dst, .a = src, .b = rows, .n = n, .i = width});
+}
 static int r_cell(struct kn_backend *be, const struct kn_cell *a)
 {
     return recorder_do(be, &(struct recorder_call){.op = R_CELL, .cell = *a});
@@ -333,6 +354,7 @@ static int r_top(struct kn_backend *be, const struct kn_top *a)
 {
     return recorder_do(be, &(struct recorder_call){.op = R_TOP, .top = *a});
 }
+
 static int r_edges(struct kn_backend *be, const struct kn_edges *a)
 {
     return recorder_do(be, &(struct recorder_call){.op = R_EDGES, .edges = *a});
@@ -437,6 +459,9 @@ static void recorder_on(struct kn_backend *be)
     recorder.op.experts_down = r_experts_down;
     recorder.op.delta = r_delta;
     recorder.op.softcap = r_softcap;
+    recorder.op.follow = r_follow;
+    recorder.op.settle = r_settle;
+    recorder.op.gather = r_gather;
     recorder.op.cell = r_cell;
     recorder.op.spread = r_spread;
     recorder.op.conv = r_conv;

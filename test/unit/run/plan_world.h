@@ -170,13 +170,18 @@ static inline void world_run(struct world *w, const struct planner *p, int64_t n
     for (int32_t i = 0; i <= w->ahead; i++) p->next(p->ctx, &then[i]);
     while (r->tokens < n) {
         struct world_offer o;
-        struct plan_choice c = {1, false};
+        struct plan_choice c = {.rows = 1};
         struct plan_result x = {0};
         plan = then[0];
         const bool asks = plan.rows == 0;
         for (int32_t i = 0; i < w->ahead; i++) then[i] = then[i + 1];
         world_propose(w, pos, plan.draft, asks, &o);
-        x.offer = (struct plan_offer){pos, o.n, o.logp, o.n_look, o.match, o.agree};
+        x.offer = (struct plan_offer){.pos = pos,
+                                      .n_draft = o.n,
+                                      .logp = o.logp,
+                                      .n_look = o.n_look,
+                                      .match = o.match,
+                                      .agree = o.agree};
         if (asks)
             p->choose(p->ctx, &x.offer, &c);
         else

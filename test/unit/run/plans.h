@@ -10,13 +10,19 @@
 #include "../../../common/run/cycle.h"
 #include "../../../common/run/engine.h"
 #include "../../../common/run/source.h"
+#include "../../../common/run/tree.h"
+
+#include <math.h>
 
 /* ---- plans ---- */
 
 struct draw {
     uint32_t x;
-    int32_t most;             /* rows of a block; 1: no plan drafts */
-    int32_t looks;            /* rows of look-ups beside it; 0: there are none */
+    int32_t most;  /* rows of a block; 1: no plan drafts */
+    int32_t looks; /* rows of look-ups beside it; 0: there are none */
+    int32_t trees; /* proposals of a tree at most; 0: no plan has one */
+    int treed;     /* trees that were chosen */
+    struct plan_node nodes[SESSION_MAX_ROWS];
     int looked;               /* their chains that were chosen */
     int drafted, opened, all; /* plans made */
     int chosen, seen, offers; /* open plans whose rows were chosen; cycles that were finished, with a draft */
@@ -36,16 +42,31 @@ static inline uint32_t draw_next(uint32_t *x)
  */
 static inline void draw_plan(void *ctx, struct plan *p)
 {
-    static int32_t chain[SESSION_MAX_ROWS];
     struct draw *d = ctx;
     const bool flip = draw_next(&d->x) % 3 == 0, before = d->x >> 31;
     *p = (struct plan){.draft = d->most > 1 && (flip ? draw_next(&d->x) % 2 : before), .rows = 1};
     if (p->draft) p->rows = 1 + (int32_t)(draw_next(&d->x) % (uint32_t)d->most);
-    for (int32_t r = 0; r < SESSION_MAX_ROWS; r++) chain[r] = r - 1;
-    if (d->x & 0x100000) p->parents = chain;
-    if ((p->draft || d->looks) && d->x & 0x400000) p->rows = 0, p->parents = NULL, d->opened++;
+    if ((p->draft || d->looks) && d->x & 0x400000) p->rows = 0, d->opened++;
     d->drafted += p->draft;
     d->all++;
+}
+
+/* A tree: each node behind one of those before it, the next of its children. */
+static inline int32_t draw_tree(struct draw *d, const struct plan_offer *o)
+{
+    int32_t depth[SESSION_MAX_ROWS] = {0}, children[SESSION_MAX_ROWS] = {0}, n = 1;
+    const int32_t most = 1 + (int32_t)(draw_next(&d->x) % (uint32_t)(d->trees + 1));
+    const uint32_t deep = draw_next(&d->x) % 4;
+    d->nodes[0] = (struct plan_node){-1, 0};
+    for (int tries = 0; n < most && tries < 500; tries++) {
+        const int32_t p = draw_next(&d->x) % 4 < deep ? n - 1 : (int32_t)(draw_next(&d->x) % (uint32_t)n);
+        if (depth[p] >= o->n_draft || children[p] >= o->n_top) continue;
+        if (!(o->top[depth[p] * o->n_top + children[p]] > -INFINITY)) continue;
+        d->nodes[n] = (struct plan_node){(int8_t)p, (int8_t)children[p]++};
+        depth[n] = depth[p] + 1;
+        n++;
+    }
+    return n;
 }
 
 static inline void draw_choose(void *ctx, const struct plan_offer *o, struct plan_choice *c)
@@ -57,8 +78,13 @@ static inline void draw_choose(void *ctx, const struct plan_offer *o, struct pla
     assert_true(o->n_look < (d->looks ? d->looks : d->most));
     assert_true(o->agree <= o->n_draft && o->agree <= o->n_look);
     assert_true(!d->pos || o->pos == d->pos);
-    *c = (struct plan_choice){1 + (int32_t)(draw_next(&d->x) % (uint32_t)(n + 1)), look};
+    *c = (struct plan_choice){.rows = 1 + (int32_t)(draw_next(&d->x) % (uint32_t)(n + 1)), .look = look};
     d->chosen++;
+    if (!look && o->n_draft && d->trees && draw_next(&d->x) % 4) {
+        assert_true(o->top && o->n_top > 1);
+        c->rows = draw_tree(d, o), c->nodes = d->nodes;
+        d->treed += !tree_is_chain(c->nodes, c->rows);
+    }
     d->looked += look && c->rows > 1;
 }
 
@@ -70,16 +96,20 @@ static inline void draw_seen(void *ctx, const struct plan_result *r)
                   labels = n < r->kept ? n : r->kept;
     assert_true(!d->pos || r->offer.pos == d->pos);
     assert_true(r->kept >= 1 && r->kept <= rows && (r->drafted || r->choice.look || rows == 1));
-    assert_true(rows <= (r->choice.look && d->looks ? d->looks : d->most) && (!r->choice.look || rows > 1));
+    assert_true(rows <= (r->choice.look && d->looks ? d->looks
+                         : r->choice.nodes          ? d->trees + 1
+                                                    : d->most) &&
+                (!r->choice.look || rows > 1));
     assert_int_equal(r->labelled, labels);
-    assert_in_range(r->equal, r->kept - 1 < labels ? r->kept - 1 : labels, labels);
+    assert_true(!r->choice.nodes == !r->ranks && r->equal <= labels);
+    if (!r->ranks) assert_in_range(r->equal, r->kept - 1 < labels ? r->kept - 1 : labels, labels);
     if (d->of && r->offer.n_draft && !r->choice.look) {
         const int32_t at = r->offer.pos - d->prompt, *block = d->of->trace + at * (d->most - 1);
         int32_t equal = 0;
         while (equal < labels && at + 1 + equal < d->of->n && block[equal] == d->of->id[at + 1 + equal])
             equal++;
         if (at + 1 + equal < d->of->n) assert_int_equal(r->equal, equal);
-        d->next_right += r->equal == r->kept, d->next_wrong += r->equal < labels;
+        d->next_right += !r->ranks && r->equal == r->kept, d->next_wrong += !r->ranks && r->equal < labels;
     }
     assert_true(r->draft_s >= 0 && r->wait_s >= 0 && r->verify_s > 0 && r->commit_s >= 0 && r->idle_s >= 0);
     assert_true((r->offer.n_draft > 0) == (r->draft_s > 0));

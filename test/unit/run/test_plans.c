@@ -301,16 +301,11 @@ static void test_script(void **state)
 
 static void test_refused(void **state)
 {
-    static const int32_t tree[] = {-1, 0, 0}, late[] = {-1, 0, 1, 1};
     static const struct {
         struct plan p;
         bool source;
         const char *what;
     } bad[] = {
-        {{.draft = true, .rows = 3, .parents = tree},
-         true,
-         "trees are not run (expected the parent 1 of row 2, got 0)"},
-        {{.draft = true, .rows = 4, .parents = late}, true, "expected the parent 2 of row 3, got 1"},
         {{.draft = true, .rows = 6}, true, "rows of a plan out of range (expected 1 to 5, got 6)"},
         {{.draft = true, .rows = -1}, true, "rows of a plan out of range (expected 1 to 5, got -1)"},
         {{.draft = false, .rows = 0}, true, "rows of a plan out of range (expected 1 to 5, got 0)"},
@@ -335,9 +330,6 @@ static void test_refused(void **state)
     const struct session_options o = {.ctx = 50, .kv = {KN_F16, KN_F16}};
     expect_error(engine_open(&g, t, &k.source, &o, &e), &e, ERR_USAGE,
                  "wants the target's last hidden state");
-    e = (struct err){0};
-    k.source.needs = (struct source_needs){.caches = true};
-    expect_error(engine_open(&g, t, &k.source, &o, &e), &e, ERR_USAGE, "wants the target's caches");
     e = (struct err){0};
     k.source = (struct source){.op = &script_ops, .rows = SESSION_MAX_ROWS + 1};
     expect_error(engine_open(&g, t, &k.source, &o, &e), &e, ERR_USAGE, "65 rows");

@@ -1,0 +1,134 @@
+/* source_assistant.c - a Gemma 4 assistant as a source: gemma4_assistant.c over a stream's own caches.
+ *
+ * It keeps nothing but hidden states of the target (late.h). What it reads else are the target's keys and
+ * values of positions before the anchor, which are those of tokens that stay: a row at the anchor's position
+ * or later is not looked at, whatever was tried there. So what it proposes is a function of the tokens up to
+ * the anchor, as in cycle.h. */
+#include "late.h"
+
+#include "../base/mem.h"
+
+/* Of one stream. */
+struct context {
+    struct late late;
+    struct kn_kv *kv; /* [n_layer] the target's, of each layer's donor: borrowed */
+    float *h, *y;     /* device [target's n_embd], [n_embd] */
+    float *scores;    /* device [n_clusters], or NULL */
+    int32_t *before;  /* device [1] */
+};
+
+static struct context *context_of(const struct session *s)
+{
+    return s->context;
+}
+
+static int open_context(struct session *s, int32_t pass_rows, struct err *e)
+{
+    const struct desc *d = s->source->model->d;
+    const size_t h = (size_t)d->n_embd_target * sizeof(float), y = (size_t)d->n_embd * sizeof(float),
+                 scores = (size_t)d->n_clusters * sizeof(float);
+    struct context *c = s->context = mem_calloc(1, sizeof *c);
+    (void)pass_rows;
+    if (!c || !(c->kv = mem_calloc((size_t)d->n_layer, sizeof *c->kv)))
+        return err_set(e, ERR_IO, "out of memory (a drafter's context)");
+    for (int32_t i = 0; i < d->n_layer; i++) {
+        const int32_t donor = desc_donor(s->target->d, &d->layer[i]);
+        c->kv[i] = s->kv[donor];
+        int rc = s->op->reserve_kv(s->be, 1, d->layer[i].n_head, &c->kv[i], d->layer[i].window);
+        if (rc) return model_failed(s->source->model, "reserve", rc, e);
+    }
+    if (late_open(s, &c->late, e)) return -1;
+    c->h = s->op->alloc(s->be, h);
+    c->y = s->op->alloc(s->be, y);
+    c->before = s->op->alloc(s->be, sizeof *c->before);
+    if (scores) c->scores = s->op->alloc(s->be, scores);
+    if (!c->h || !c->y || !c->before || (scores && !c->scores))
+        return model_no_memory(s->be, e, "a drafter's context");
+    s->bytes += h + y + scores + sizeof *c->before;
+    return 0;
+}
+
+static void close_context(struct session *s)
+{
+    struct context *c = context_of(s);
+    if (!c) return;
+    late_close(s, &c->late);
+    void *device[] = {c->h, c->y, c->scores, c->before};
+    for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
+    mem_free(c->kv);
+    mem_free(c);
+    s->context = NULL;
+}
+
+static int context(struct session *s, const struct session_rows *r, struct err *e)
+{
+    return late_keep(s, &context_of(s)->late, r, e);
+}
+
+static int propose(struct session *s, bool all_rows, struct err *e)
+{
+    const int32_t n = s->o.block - 1, n_vocab = s->target->d->n_vocab;
+    const struct context *c = context_of(s);
+    const struct assistant_rows rows = {.late = c->late.rows,
+                                        .slots = LATE_ROWS,
+                                        .before = c->before,
+                                        .h = c->h,
+                                        .y = c->y,
+                                        .scores = c->scores};
+    if (all_rows && session_clear_anchor(s, e)) return -1;
+    for (int32_t i = 0; i < n; i++) {
+        float *logits = s->g->logits + (int64_t)(i + all_rows) * n_vocab;
+        const struct pass p = {.w = &s->g->work,
+                               .kv = c->kv,
+                               .n = 1,
+                               .first_pos = s->n_past,
+                               .ids = i ? s->d->ids + i : s->d->block,
+                               .pos = s->d->pos,
+                               .visible_from = s->o.draft_window ? &s->d->first : NULL};
+        const struct kn_pick pick = {.logits = logits,
+                                     .pos = s->d->pos + i,
+                                     .history = s->d_history,
+                                     .n = 1,
+                                     .n_vocab = n_vocab,
+                                     .sampler = source_sampler(s),
+                                     .out = s->d->ids + 1 + i,
+                                     .logp = s->d->logp + i};
+        if (gemma4_assistant_step(s->source->model, s->target, &p, &rows, i, logits, e)) return -1;
+        int rc = s->op->pick(s->be, &pick);
+        if (rc) return model_failed(s->source->model, "pick", rc, e);
+    }
+    return 0;
+}
+
+static void *last(const struct session *s, int32_t pos, size_t *n)
+{
+    return late_at(s, &context_of(s)->late, pos, n);
+}
+
+static int save(struct session *s, struct snap_writer *w, struct err *e)
+{
+    return late_save(s, &context_of(s)->late, w, e);
+}
+
+static int load(struct session *s, struct state *st, struct err *e)
+{
+    return late_load(s, &context_of(s)->late, st, e);
+}
+
+static const struct source_ops assistant = {.name = "assistant",
+                                            .open = open_context,
+                                            .close = close_context,
+                                            .last = last,
+                                            .context = context,
+                                            .propose = propose,
+                                            .save = save,
+                                            .load = load};
+
+struct source source_assistant(struct model *m)
+{
+    return (struct source){.op = &assistant,
+                           .model = m,
+                           .rows = SESSION_MAX_ROWS,
+                           .usual = m->d->block_size,
+                           .needs = {.hidden = true, .caches = true}};
+}
