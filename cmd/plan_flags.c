@@ -98,6 +98,9 @@ static int measure(struct plan_flags *f, struct session *s, const struct kn_samp
     if (block > 1) order[k++] = block;
     for (int32_t i = 0; i < n; i++)
         if (counts[i] != block) order[k++] = counts[i];
+    /* Rows of trees: what a chain of as many costs, until trees are seen. */
+    for (int32_t rows = 16; s->o.tree && k < SESSION_MAX_ROWS && rows <= s->o.tree + 1; rows *= 2)
+        if (rows > counts[n - 1]) order[k++] = rows;
     order[k++] = 1; /* what remains of a draft that is not worth a verify; for its recording */
     const struct session_timing o = {
         .sampler = *sampler, .rows = order, .n = k, .reach = s->o.ctx, .budget_s = TIMED_S};
@@ -130,7 +133,9 @@ int plan_flags_open(struct plan_flags *f, struct session *s, bool look_only, con
                                            .n_counts = n,
                                            .block = s->source ? s->o.block : 1,
                                            .drafter = s->source && !look_only,
-                                           .look = s->o.look != NULL};
+                                           .look = s->o.look != NULL,
+                                           .tree = s->source && !look_only ? f->tree_most : 0,
+                                           .seed = f->seeded};
     if (planner_auto_init(&f->a, &o, e)) return -1;
     f->planner = planner_auto(&f->a);
     return 0;
@@ -182,6 +187,7 @@ json_t *plan_flags_json(const struct plan_flags *f)
     json_t *j = json_object();
     json_object_set_new(j, "plain_cycles", json_integer((json_int_t)st->plain));
     json_object_set_new(j, "drafted_cycles_by_rows", by_rows(st->drafted));
+    json_object_set_new(j, "tree_cycles_by_rows", by_rows(st->tree));
     json_object_set_new(j, "lookup_cycles_by_rows", by_rows(st->look));
     json_object_set_new(j, "probes", json_integer((json_int_t)st->probes));
     json_object_set_new(j, "equality_by_slot", by_slot(f->a.calibration.draft_gauge));

@@ -383,8 +383,11 @@ struct kn_conv {
     float *out; /* [n, width]; apart from x and dynamic */
     bool add;   /* out += */
     int32_t n, width, group, taps;
-    const struct kn_weight *then; /* NULL, or the first of the matrices that norm_linear or norm_gated will
-                                     multiply out with next, without a norm: a device may prepare for it */
+    /* NULL, or the first of the matrices that norm_linear or norm_gated will multiply out with next: with
+     * that norm and eps, or without where then_norm is NULL. A device may prepare for it; results do not
+     * depend on it. */
+    const struct kn_weight *then;
+    const float *then_norm;
 };
 #define KN_CONV_TAPS 16 /* at most */
 

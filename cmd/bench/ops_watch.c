@@ -173,6 +173,12 @@ static int t_norm_pair(struct kn_backend *be, const struct kn_norm_pair *a)
     return done(k, k->inner->norm_pair(be, a), "norm_pair", 0, "[%lld]", (long long)a->width);
 }
 
+static int t_clusters(struct kn_backend *be, const struct kn_clusters *a)
+{
+    struct watch *k = watch_of(be);
+    return done(k, k->inner->clusters(be, a), "clusters", 0, "[%d] in %d", a->n_vocab, a->n_clusters);
+}
+
 static int t_gate(struct kn_backend *be, float *x, const float *g, int32_t n, int64_t width, int64_t g_width)
 {
     struct watch *k = watch_of(be);
@@ -384,6 +390,7 @@ int watch_open(struct watch *k, struct kn_backend *be)
     t->tap = t_tap;
     if (in->norm_add) t->norm_add = t_norm_add;
     if (in->norm_pair) t->norm_pair = t_norm_pair;
+    if (in->clusters) t->clusters = t_clusters;
     if (in->norm_join) t->norm_join = t_norm_join;
     if (in->gate) t->gate = t_gate;
     if (in->route) t->route = t_route;

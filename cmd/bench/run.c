@@ -102,7 +102,8 @@ struct prompt {
 struct kind {                      /* of plain or drafted runs */
     struct sample decode, prefill; /* tokens a second */
     double draft_s, verify_s, decode_s;
-    int64_t cycles, full_cycles, full_accepted, look_cycles, look_accepted, generated, steps, nan_cycles;
+    int64_t cycles, full_cycles, full_accepted, tree_cycles, tree_rows, look_cycles, look_accepted, generated,
+        steps, nan_cycles;
     int64_t accepted[SESSION_MAX_ROWS];
 };
 
@@ -207,6 +208,8 @@ static int one_run(struct prompt *p, int n_prompts, bool drafted, bool counted, 
         k->steps += st.steps;
         k->full_cycles += st.full_cycles;
         k->full_accepted += st.full_accepted;
+        k->tree_cycles += st.tree_cycles;
+        k->tree_rows += st.tree_rows;
         k->look_cycles += st.look_cycles;
         k->look_accepted += st.look_accepted;
         k->nan_cycles += st.nan_cycles;
@@ -234,6 +237,8 @@ static json_t *kind_json(const struct kind *k, bool drafted)
                                        : json_null());
     json_object_set_new(j, "accepted_histogram", h);
     json_object_set_new(j, "plan", plan_flags_json(&o.plan));
+    json_object_set_new(j, "tree_cycles", json_integer((json_int_t)k->tree_cycles));
+    json_object_set_new(j, "tree_rows", json_integer((json_int_t)k->tree_rows));
     json_object_set_new(j, "lookup_cycles", json_integer((json_int_t)k->look_cycles));
     json_object_set_new(j, "lookup_accepted", json_integer((json_int_t)k->look_accepted));
     json_object_set_new(j, "draft_share", json_finite(k->draft_s / k->decode_s));
@@ -368,9 +373,8 @@ int bench_run(int argc, char **argv)
     if (!o.m.drafter_path &&
         (o.block || (!look && (o.plan.width || o.plan.times_path || o.plan.calibration_path)) ||
          o.draft_window || o.draft_sampling || o.plan.tree))
-        cli_usage_error(&cli,
-                        "--block, --width, --tree, --plan-times, --calibration, --draft-window and "
-                        "--draft-sampling need a drafter (-d DRAFTER)");
+        cli_usage_error(&cli, "--block, --width, --tree, --plan-times, --calibration, --draft-window and "
+                              "--draft-sampling need a drafter (-d DRAFTER)");
     o.draft_greedy = cli_draft_greedy(&cli, o.draft_sampling);
     if (!o.m.drafter_path && (o.accept_rates || o.accept_trace))
         cli_usage_error(&cli, "%s needs a drafter (-d DRAFTER)",

@@ -9,6 +9,7 @@ static bool takes(const struct gguf_tensor *t)
 {
     const struct kn_type_info *ti = kn_type_info(t->type);
     const size_t n = strlen(t->name);
+    if (t->type == KN_I32) return strstr(t->name, "token_ordering") != NULL; /* ids */
     const bool weight = n > 7 && !strcmp(t->name + n - 7, ".weight");
     if (!strcmp(t->name, "d2t")) return t->type == KN_I64;
     if (t->n_dims < 2 || !weight || strstr(t->name, "ssm_conv1d")) return ti->can_decode;

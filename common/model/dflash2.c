@@ -54,11 +54,16 @@ static int convolve_before(const struct model *m, const struct pass *p, int32_t 
     return rc ? rc : op->conv(m->be, &c);
 }
 
-/* x += the branch's output, w->conv, convolved. */
+/* x += the branch's output, w->conv, convolved. What reads x next are the taps of the next branch. */
 static int convolve_behind(const struct model *m, const struct pass *p, int32_t i, int branch)
 {
     struct kn_conv c = side_of(m, p, i, branch, BEHIND);
+    const int32_t next = branch == ATTENTION ? i : i + 1;
     c.x = p->w->conv, c.out = p->w->x, c.add = true;
+    if (next < m->d->n_layer) {
+        c.then = &m->layer[next].conv_proj[!branch];
+        c.then_norm = branch == ATTENTION ? m->layer[next].ffn_norm : m->layer[next].attn_norm;
+    }
     return kn_op(m->be)->conv(m->be, &c);
 }
 

@@ -149,7 +149,9 @@ void calibration_seen(struct calibration *c, int32_t bucket, const struct plan_r
     const struct plan_offer *o = &r->offer;
     const bool look = r->choice.look;
     struct calibration_slope *s = &c->draft[bucket];
-    for (int32_t j = 1; j <= r->labelled; j++) {
+    /* Behind a second choice of a tree a label is another event. */
+    const int32_t labels = r->ranks && r->equal < r->labelled ? r->equal + 1 : r->labelled;
+    for (int32_t j = 1; j <= labels; j++) {
         const bool equal = j <= r->equal;
         if (j <= o->n_draft && (!look || j <= o->agree)) label_draft(c, bucket, j, o->logp[j - 1], equal);
         if (j <= o->n_look && (look || j <= o->agree)) label_look(c, o->match, j, equal);

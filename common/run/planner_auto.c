@@ -21,6 +21,11 @@
 #define BURST_SHARE 0.002  /* of all time, on top for probes that follow a right one */
 #define PROBES_SAVED 8     /* probes that the credit holds at most */
 #define WAIT_FIRST 8       /* plain steps before the first probe of a pause */
+#define TREE_RATIO 1.1     /* a tree's rows over a chain's, before any was seen */
+#define TREE_SIBLING 0.9   /* what a missed place's other candidates are over what the drafter says, before */
+#define TREE_BESIDE 0.7    /* what children of second choices are over those of first ones, before */
+#define TREE_LABELS 4.     /* that these two stand for */
+#define TREE_FADE 0.98     /* of what was seen of them, a label */
 #define WAIT_SHARE 0.007   /* of the time, that probes take when the wait has stopped doubling */
 
 int32_t planner_auto_counts(int32_t block, bool look, bool records, int32_t *counts)
@@ -42,6 +47,22 @@ int32_t planner_auto_counts(int32_t block, bool look, bool records, int32_t *cou
     for (; i < (int32_t)(sizeof few / sizeof *few) && few[i] < block; i++) counts[n++] = few[i];
     if (block > 1) counts[n++] = block;
     return n;
+}
+
+static int trees_init(struct planner_auto *a, const struct planner_auto_options *o, struct err *e)
+{
+    static const int32_t counts[] = {4, 8, 12, 16, 24, 32, 48, PLAN_TIMES_ROWS};
+    if (o->tree < 0 || o->tree >= PLAN_TIMES_ROWS || (o->tree && !o->drafter))
+        return err_set(e, ERR_USAGE, "proposals of trees in plans (expected 0 to %d, and a drafter, got %d)",
+                       PLAN_TIMES_ROWS - 1, o->tree);
+    a->tree = o->tree, a->seed = o->seed;
+    for (size_t i = 0; i < sizeof counts / sizeof *counts && counts[i] <= o->tree; i++)
+        a->tree_counts[a->n_tree_counts++] = counts[i];
+    if (o->tree) a->tree_counts[a->n_tree_counts++] = o->tree + 1;
+    a->any_ratio = TREE_RATIO;
+    a->sibling[0] = a->sibling[1] = a->beside[0] = a->beside[1] = TREE_LABELS;
+    a->sibling[0] *= TREE_SIBLING, a->beside[0] *= TREE_BESIDE;
+    return 0;
 }
 
 int planner_auto_init(struct planner_auto *a, const struct planner_auto_options *o, struct err *e)
@@ -70,6 +91,7 @@ int planner_auto_init(struct planner_auto *a, const struct planner_auto_options 
     a->n_counts = o->n_counts, a->block = o->drafter ? o->block : 1;
     a->fixed = o->fixed, a->drafter = o->drafter, a->look = o->look;
     a->drafting = o->drafter;
+    if (trees_init(a, o, e)) return -1;
     a->off = o->drafter ? AUTO_ON : AUTO_NO_DRAFTER;
     a->interval = WAIT_FIRST;
     a->stats.stays = a->drafting;
@@ -119,6 +141,91 @@ static double best_of(const struct planner_auto *a, const struct worth *w, int32
     return worth;
 }
 
+/* ---- trees ---- */
+
+static double tree_rows_s(const struct planner_auto *a, int32_t n, int32_t pos)
+{
+    const double ratio = a->tree_ratio[n] > 0 ? a->tree_ratio[n] : a->any_ratio;
+    return ratio * plan_times_rows(&a->times, n, pos);
+}
+
+/* Seconds of what was, or would be, verified. */
+static double choice_s(const struct planner_auto *a, const struct plan_choice *c, int32_t pos)
+{
+    return c->nodes ? tree_rows_s(a, c->rows, pos) : plan_times_rows(&a->times, c->rows, pos);
+}
+
+/* Of each place's candidates the logs of their h, [n, n_top] in a->h. */
+static void tree_chances(struct planner_auto *a, const struct plan_offer *o, const double *draft, int32_t n)
+{
+    const double sibling = a->sibling[0] / a->sibling[1];
+    for (int32_t j = 0; j < n; j++) {
+        const float *top = o->top + (int64_t)j * o->n_top;
+        float *h = a->h + (int64_t)j * o->n_top;
+        const double left = fmax(-expm1((double)top[0]), 1e-6), share = (1 - draft[j]) * sibling / left;
+        h[0] = (float)log(fmax(draft[j], 1e-6));
+        for (int32_t i = 1; i < o->n_top; i++) {
+            const double p = fmin(share * exp((double)top[i]), 1 - draft[j]);
+            h[i] = p > 1e-6 ? (float)log(p) : -INFINITY;
+        }
+    }
+}
+
+/* The best tree, as best_of; it is left in a->chosen, *rows 1 where none is better than one row. */
+static double best_tree(struct planner_auto *a, const struct worth *w, const struct plan_offer *o,
+                        const double *draft, int32_t n, const struct bet *b, int32_t *rows)
+{
+    double sum = 1, squares = 0, reach, worth = -INFINITY, best = -INFINITY;
+    int32_t depth;
+    *rows = 1;
+    if (!a->tree || !o->top || n < 1 || o->n_top > TREE_CANDIDATES) return worth;
+    tree_chances(a, o, draft, n);
+    tree_begin(&a->grown, a->h, n, o->n_top, a->seed);
+    a->grown.beside = log(a->beside[0] / a->beside[1]);
+    for (int32_t i = 0; i < a->n_tree_counts; i++) {
+        while (a->grown.n < a->tree_counts[i] && tree_add(&a->grown, &reach, &depth))
+            sum += reach, squares += (2 * depth - 1) * reach;
+        const double s = tree_rows_s(a, a->grown.n, o->pos), net = sum - w->lambda * s,
+                     score = net - b->risk * (squares - (sum - 1) * (sum - 1));
+        const bool whole = a->grown.n == a->tree_counts[i];
+        if (s <= b->most_s && score > best && a->grown.n > 1) {
+            best = score, worth = net, *rows = a->grown.n;
+            a->chosen = a->grown;
+        }
+        if (!whole) break;
+    }
+    return worth;
+}
+
+/* What came of a tree: its rows' time, and candidates that the picks were. */
+static void seen_tree(struct planner_auto *a, const struct plan_result *r)
+{
+    const struct plan_offer *o = &r->offer;
+    const double chain_s = plan_times_rows(&a->times, r->choice.rows, o->pos),
+                 ratio = chain_s > 0 ? (r->verify_s + r->commit_s) / chain_s : 0;
+    double *own = &a->tree_ratio[r->choice.rows];
+    bool off = false;
+    if (!a->fixed && ratio > 0) {
+        const double bounded = fmin(fmax(ratio, 0.5), 4);
+        *own = *own > 0 ? *own + (bounded - *own) / 8 : bounded;
+        a->any_ratio += (bounded - a->any_ratio) / 16;
+    }
+    for (int32_t j = 0; r->ranks && o->top && j < r->labelled; j++) {
+        const float *top = o->top + (int64_t)j * o->n_top;
+        const double first = calibration_draft(&a->calibration, a->bucket, j + 1, o->logp[j], 0);
+        if (off) {
+            a->beside[0] = TREE_FADE * a->beside[0] + (r->ranks[j] == 0);
+            a->beside[1] = TREE_FADE * a->beside[1] + first;
+        } else if (r->ranks[j]) {
+            double others = 0;
+            for (int32_t i = 1; i < o->n_top; i++) others += exp((double)top[i]);
+            a->sibling[0] = TREE_FADE * a->sibling[0] + (r->ranks[j] > 0);
+            a->sibling[1] = TREE_FADE * a->sibling[1] + fmin(others / fmax(-expm1((double)top[0]), 1e-6), 1);
+        }
+        off = off || r->ranks[j] != 0;
+    }
+}
+
 /* h of both chains; where they share a proposal, the surer one's. Both have room for CALIBRATION_SLOTS. */
 static void chances(const struct planner_auto *a, const struct plan_offer *o, double *draft, double *look,
                     int32_t *n_draft, int32_t *n_look)
@@ -139,14 +246,15 @@ static struct bet bet_of(const struct worth *w, double lost, double allowed)
 }
 
 /* What drafting gains where this was offered, in tokens a cycle. */
-static double gain_of(const struct planner_auto *a, const struct plan_offer *o)
+static double gain_of(struct planner_auto *a, const struct plan_offer *o)
 {
     const struct worth w = worth_at(a, o->pos);
     double draft[CALIBRATION_SLOTS], look[CALIBRATION_SLOTS];
     int32_t n_draft, n_look, rows;
     chances(a, o, draft, look, &n_draft, &n_look);
     const struct bet any = {.least = 1, .most_s = INFINITY};
-    const double with = best_of(a, &w, o->pos, draft, n_draft, &any, &rows),
+    const double with = fmax(best_of(a, &w, o->pos, draft, n_draft, &any, &rows),
+                             best_tree(a, &w, o, draft, n_draft, &any, &rows)),
                  without = best_of(a, &w, o->pos, look, n_look, &any, &rows);
     return fmax(with, without) - without - w.lambda * w.draft_s;
 }
@@ -204,7 +312,7 @@ static void auto_next(void *ctx, struct plan *p)
 
 static void auto_choose(void *ctx, const struct plan_offer *o, struct plan_choice *c)
 {
-    const struct planner_auto *a = ctx;
+    struct planner_auto *a = ctx;
     const struct worth w = worth_at(a, o->pos);
     const bool probe = o->n_draft && !a->drafting && a->asked;
     double draft[CALIBRATION_SLOTS], look[CALIBRATION_SLOTS];
@@ -224,8 +332,12 @@ static void auto_choose(void *ctx, const struct plan_offer *o, struct plan_choic
     double of_draft = best_of(a, &w, o->pos, draft, n_draft, &bet, &draft_rows);
     bet.least = 2;
     if (probe && draft_rows == 1) of_draft = best_of(a, &w, o->pos, draft, n_draft, &bet, &draft_rows);
-    c->look = look_rows > 1 && of_look > of_draft;
-    c->rows = c->look ? look_rows : draft_rows;
+    int32_t tree_rows = 1;
+    const double of_tree = probe ? -INFINITY : best_tree(a, &w, o, draft, n_draft, &bet, &tree_rows);
+    const bool tree = tree_rows > 1 && of_tree > of_draft && !tree_is_chain(a->chosen.nodes, tree_rows);
+    c->look = look_rows > 1 && of_look > fmax(of_draft, of_tree);
+    c->rows = c->look ? look_rows : tree ? tree_rows : draft_rows;
+    c->nodes = tree && !c->look ? a->chosen.nodes : NULL;
 }
 
 /* ---- what came of them ---- */
@@ -236,8 +348,8 @@ static double cost_of(const struct planner_auto *a, const struct plan_result *r,
 {
     const int32_t pos = r->offer.pos;
     const double expected_draft_s = r->drafted ? plan_times_draft(&a->times, pos) + a->times.overhead_s : 0;
-    const double expected_s = expected_draft_s + plan_times_rows(&a->times, r->choice.rows, pos) +
-                              (a->look && !r->drafted ? a->times.overhead_s : 0);
+    const double expected_s =
+        expected_draft_s + choice_s(a, &r->choice, pos) + (a->look && !r->drafted ? a->times.overhead_s : 0);
     *draft_s = a->fixed ? expected_draft_s : fmin(r->draft_s + r->wait_s, 2 * expected_draft_s);
     const double s = r->draft_s + r->wait_s + r->verify_s + r->commit_s + r->idle_s;
     return a->fixed || !(s > 0) ? expected_s : fmin(s, 2 * expected_s);
@@ -247,7 +359,7 @@ static void correct_times(struct planner_auto *a, const struct plan_result *r)
 {
     const int32_t pos = r->offer.pos;
     /* One row behind a draft is no plain step: its context is made with it. */
-    if (!r->drafted || r->choice.rows > 1)
+    if ((!r->drafted || r->choice.rows > 1) && !r->choice.nodes)
         plan_times_seen_rows(&a->times, r->choice.rows, pos, r->verify_s + r->commit_s);
     if (!r->drafted) return;
     plan_times_seen_draft(&a->times, pos, r->draft_s);
@@ -270,6 +382,7 @@ static void count(struct planner_auto *a, const struct plan_result *r, double co
     s->cycles++, s->tokens += r->kept;
     s->total_s += cost, s->plain_s += r->kept * plain_s;
     if (r->drafted) s->drafted[rows]++;
+    if (r->choice.nodes) s->tree[rows]++;
     if (r->choice.look && rows > 1)
         s->look[rows]++;
     else if (!r->drafted)
@@ -317,6 +430,7 @@ static void auto_seen(void *ctx, const struct plan_result *r)
     const bool probe = r->drafted && !a->drafting && a->asked, look = r->choice.look && r->choice.rows > 1;
     const double gain = r->drafted && !probe ? gain_of(a, &r->offer) : 0;
     a->pos = r->offer.pos;
+    if (r->choice.nodes) seen_tree(a, r);
     calibration_seen(&a->calibration, a->bucket, r);
     if (!a->fixed) correct_times(a, r);
     a->emitted += r->kept - FADE * a->emitted, a->elapsed += cost - FADE * a->elapsed;

@@ -22,6 +22,11 @@
  *    worth less by its variance over what the account has left, at least what it had at first: that makes
  *    ruin least likely. And a draft that is there gets labels rather than none: one row teaches nothing.
  *
+ *  - Trees, where they are allowed: best first by the probabilities of paths. A place's first candidate has
+ * the chain's h; what is left is shared among the others as the drafter has it, times what was seen of that;
+ *    behind a second choice, which the drafter did not know, times what was seen of those. A tree is worth
+ * the sum over its nodes less lambda t(n), t a chain's time times what trees were seen to take over it.
+ *
  * It sees probabilities, times and counts, no token's value, and it has no clock: with times that are fixed
  * its plans are a function of what was offered and kept. It allocates nothing. The caller owns the struct;
  * one a stream. The next plan may be asked for before the last result was seen. */
@@ -32,6 +37,7 @@
 #include "calibration.h"
 #include "plan_times.h"
 #include "planner.h"
+#include "tree.h"
 
 struct planner_auto_options {
     const struct plan_times *times; /* copied */
@@ -43,6 +49,8 @@ struct planner_auto_options {
     int32_t n_counts;      /* at most PLAN_TIMES_ROWS; one row may always be */
     int32_t block;         /* rows of a drafter's block; counts above are for look-ups only */
     bool drafter, look;    /* what there is */
+    int32_t tree;          /* proposals of a tree at most; 0: chains alone */
+    bool seed;             /* trees begin with the chain */
 };
 
 struct planner_auto_stats {
@@ -50,6 +58,7 @@ struct planner_auto_stats {
     int64_t plain;                        /* cycles of one row, without a draft */
     int64_t drafted[PLAN_TIMES_ROWS + 1]; /* by rows; look-ups' chains chosen after a draft are in look too */
     int64_t look[PLAN_TIMES_ROWS + 1];    /* cycles that verified a look-up's chain, by rows */
+    int64_t tree[PLAN_TIMES_ROWS + 1];    /* of drafted: those that verified a tree */
     int64_t probes, stays;                /* stays: times that it began to draft */
     double total_s, plain_s; /* of all cycles; that plain steps would have taken for the same tokens */
     double probe_lost_s;     /* time that probes took beyond plain's, winning ones not deducted */
@@ -74,6 +83,15 @@ struct planner_auto {
     double credit;            /* for probes, seconds */
     int64_t waited, interval; /* plain steps since the last probe; that are to pass */
     int32_t pos;              /* of the newest anchor seen */
+    /* Trees: what their rows cost over a chain's, by rows and in general; what of a missed place its other
+     * candidates were, over what the drafter said; what children of second choices were over what is said of
+     * the same place elsewhere. Seen and said, fading. */
+    int32_t tree, tree_counts[PLAN_TIMES_ROWS], n_tree_counts;
+    bool seed;
+    double tree_ratio[PLAN_TIMES_ROWS + 1], any_ratio;
+    double sibling[2], beside[2];
+    struct tree grown, chosen;
+    float h[CALIBRATION_SLOTS * TREE_CANDIDATES];
     enum { AUTO_ON, AUTO_NO_DRAFTER, AUTO_LOSES, AUTO_SPENT } off;
     double off_gain;
 };

@@ -177,8 +177,9 @@ static int measure_all(struct session *s, const struct session_timing *o, struct
 
 static int check(const struct session *s, const struct session_timing *o, struct err *e)
 {
-    const int32_t block = s->source ? s->o.block : 0, look = s->o.look ? s->o.look->rows : 0,
-                  most = block > look ? block : look;
+    const int32_t block = s->source ? s->o.block : 0, tree = s->o.tree ? s->o.tree + 1 : 0,
+                  look = s->o.look ? s->o.look->rows : 0, longer = look > tree ? look : tree,
+                  most = block > longer ? block : longer;
     if (s->open || s->started != s->finished)
         return err_set(e, ERR_USAGE, "times are to be measured while cycles run (expected none)");
     if (s->n_past > s->o.ctx)

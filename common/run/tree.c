@@ -18,7 +18,7 @@ static double promise(const struct tree *t, int32_t i)
     const int32_t slot = t->depth[i], rank = t->next[i];
     if (slot >= t->slots || rank >= t->top) return -INFINITY;
     const double p = t->logp[(int64_t)slot * t->top + rank];
-    return p > -INFINITY ? t->reach[i] + p : -INFINITY; /* a NaN is none */
+    return p > -INFINITY ? t->reach[i] + p + (t->off[i] ? t->beside : 0) : -INFINITY; /* a NaN is none */
 }
 
 bool tree_add(struct tree *t, double *reach, int32_t *depth)
@@ -35,6 +35,7 @@ bool tree_add(struct tree *t, double *reach, int32_t *depth)
     const int32_t r = t->n++;
     t->nodes[r] = (struct plan_node){(int8_t)best, t->next[best]++};
     t->reach[r] = most;
+    t->off[r] = t->off[best] || t->nodes[r].rank;
     t->depth[r] = (int8_t)(t->depth[best] + 1);
     if (reach) *reach = exp(most);
     if (depth) *depth = t->depth[r];

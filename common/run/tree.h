@@ -20,6 +20,8 @@ struct tree {
     int32_t slots, top;
     const float *logp; /* [slots, top] falling in each slot; -Inf or NaN: no candidate */
     bool seed;
+    double beside;           /* log of what children of a path count that has second choices; 0: as any */
+    bool off[TREE_ROWS];     /* the path has one */
     double reach[TREE_ROWS]; /* log of the probability of a node's path */
     int8_t depth[TREE_ROWS];
     /* Of each node the next candidate: child of the node itself, by rank. A heap of nodes by what that child

@@ -25,7 +25,7 @@ check() { # NAME COMMAND...: one line of verdict; the command's output only wher
     fi
 }
 families="llama qwen3moe qwen35 qwen35moe gemma4 gemma4moe" # beside qwen3; each is one archive
-for a in qwen3 dflash dflash_swa dflash2 jetspec dspark domino qwen35_mtp qwen35moe_mtp $families; do
+for a in qwen3 dflash dflash_swa dflash2 jetspec dspark domino qwen35_mtp qwen35moe_mtp gemma4_assistant $families; do
     [ -d "$work/$a" ] || tar -xJf "$here/$a.txz" -C "$work"
 done
 [ -d "$work/hidden" ] || { mkdir "$work/hidden" && tar -xJf "$here/hidden.txz" -C "$work/hidden"; }
@@ -66,6 +66,19 @@ mtp() { # FAMILY WHICH DRAFTER: proposals and logits of prompt WHICH, 0 to 3; it
 }
 # the row of the first token, which other engines put in front, must show: 0.5 to 1.4 behind 9 tokens
 mtp_row() { slice "$1_mtp/mtp_logits_row0.f32" 0 1536 >want.f32 && ! "$oracle" floats rows.f32 want.f32 1e-1; }
+# Gemma 4's assistant, with its own head and with clusters, under the target's rule of the window. Tolerances as the oracle's: scores
+# carry no 1/sqrt(D), and the rounding of rope's angles to float32 in the reference moves logits the more, the longer the prompt.
+assistant() { # FOLDER WHICH TOLERANCE
+    local n
+    n=$(slice "$1/assistant_tokens_strict.i32" $((5 * $2)) 1 | od -An -td4)
+    slice gemma4/prompt.i32 0 "$n" >p.i32
+    rm -f got.trace got.f32
+    dflash-generate -q -m m.gguf -d a.gguf --kv f32 --chunk 64 -n 8 --width 4 --ignore-eos --draft-trace got.trace --draft-logits got.f32 <p.i32 >got.i32 &&
+        cmp <(slice got.trace 0 3) <(slice "$1/assistant_tokens_strict.i32" $((5 * $2 + 2)) 3) &&
+        slice got.f32 512 1536 >rows.f32 && slice "$1/assistant_logits_strict.f32" $((1536 * $2)) 1536 >want.f32 && "$oracle" floats rows.f32 want.f32 "$3"
+}
+# transformers' window, two keys longer, must show
+assistant_window() { slice "$1/assistant_logits.f32" 4608 1536 >want.f32 && ! "$oracle" floats rows.f32 want.f32 1e-1; }
 mtp_all() {
     local f i d
     for f in qwen35 qwen35moe; do
@@ -74,6 +87,13 @@ mtp_all() {
             for d in target a.gguf; do check "$f MTP drafts, prompt $i, -d $d" mtp "$f" "$i" "$d"; done
         done
         check "$f MTP: a row of the first token would show" mtp_row "$f"
+    done
+    check "gemma4 converts" convert gemma4 m.gguf --type f32
+    for f in gemma4_assistant gemma4_assistant/centroid; do
+        check "$f converts" convert "$f" a.gguf --type f32
+        for i in 0 1; do check "$f drafts, prompt $i" assistant "$f" "$i" 2e-4; done
+        for i in 2 3; do check "$f drafts, prompt $i" assistant "$f" "$i" 1e-3; done
+        check "$f: another window would show" assistant_window "$f"
     done
 }
 

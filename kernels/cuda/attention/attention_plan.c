@@ -400,8 +400,7 @@ static bool plan_alone(const struct cuda_device *dev, const struct attn_call *c,
     return true;
 }
 
-/* Nodes that rows can see, of caches that hold so many positions at once. */
-static int32_t codes_nodes(int32_t held, int32_t n, int32_t window, bool causal, int32_t bound)
+int32_t attn_codes_nodes(int32_t held, int32_t n, int32_t window, bool causal, int32_t bound)
 {
     int64_t keys = held, most;
     if (window && (int64_t)window * (causal ? 1 : 2) + n < keys)
@@ -430,7 +429,7 @@ static bool plan_codes(const struct cuda_device *dev, const struct attn_call *c,
     p->form = ATTN_CODES;
     p->tiles = tiles, p->warps = 4 * ATTN_CODES_GROUPS(c->d), p->smem = smem;
     p->groups = (call_tiles(c) + tiles - 1) / tiles;
-    p->slots = p->blocks = codes_nodes(c->held, c->n, c->window, c->causal, c->bound);
+    p->slots = p->blocks = attn_codes_nodes(c->held, c->n, c->window, c->causal, c->bound);
     const size_t room = c->scratch_bytes / codes_group_bytes(c->d, c->n_kv, tiles, p->slots);
     p->turn = room < (size_t)p->groups ? (int32_t)room : p->groups;
     return true;
@@ -516,7 +515,7 @@ size_t attn_scratch(int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t w
         const int32_t rows = n < ATTN_FEW ? n : ATTN_FEW, n_rep = n_head / kv->n_head_kv,
                       two = d <= 128 ? 2 : 1;
         const size_t group = codes_group_bytes(d, kv->n_head_kv, two,
-                                               codes_nodes(kn_kv_positions(kv), rows, window, false, 0)),
+                                               attn_codes_nodes(kn_kv_positions(kv), rows, window, false, 0)),
                      all = group * (size_t)((attn_tiles(rows, n_rep) + two - 1) / two);
         return all < CODES_BUDGET ? all : group > CODES_BUDGET ? group : CODES_BUDGET;
     }

@@ -105,6 +105,8 @@ size_t attn_columns_block_bytes(int32_t d);
 size_t attn_alone_bytes(int32_t d);
 /* Of a leaf's codes of n columns of a head of d; of a block. */
 int32_t attn_codes_leaf_bytes(int32_t d, int32_t n, uint32_t type);
+/* Nodes that rows can see, of caches that hold so many positions at once; bound: as attn_call's. */
+int32_t attn_codes_nodes(int32_t held, int32_t n, int32_t window, bool causal, int32_t bound);
 size_t attn_codes_bytes(int32_t d, int32_t tiles, uint32_t k_type, uint32_t v_type);
 size_t attn_prefill_bytes(int32_t d, int32_t warps, int32_t *tiles, int32_t *chunks);
 #define ATTN_GROUP_BYTES 165952

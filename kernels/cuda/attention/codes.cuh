@@ -26,10 +26,19 @@
 
 #include "codes.h"
 
-/* What attn_codes and codes_merge take. */
+#define CODES_PATH 64 /* KN_CYCLE_ROWS */
+
+/* What attn_codes and codes_merge take. A tree's rows (kernels.h, struct kn_tree): first the nodes before the
+ * anchor's, as of a chain (shared); then, a block a row, what lies behind, by the row's path (PATHS). Windows
+ * see few keys: there the second takes all. */
 struct codes_args {
     struct attn a;
     struct kv_side k, v;
+    const unsigned char *tail_k, *tail_v; /* rows of tried positions, by the tree's row */
+    const int32_t *tree_pos;              /* [n]; NULL: no tree */
+    const uint8_t *tree_path;             /* [n][CODES_PATH] */
+    int32_t row0;                         /* of the tree's rows of this launch */
+    bool shared;
     int32_t turned;                /* tiles of this launch */
     int32_t warp_bytes, values_at; /* of a warp's leaf in shared memory; where its values begin */
 };
@@ -67,9 +76,21 @@ DEV void copy_four(unsigned to, const void *from, bool really)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(really ? 4 : 0)
                  : "memory");
 }
-/* PIECES of BYTES bytes a key, 16 or 4 at a time; row: where the first key's begin. */
-template <int LEAF, int BYTES, int PITCH>
-DEV void stage_plane(unsigned to, const unsigned char *row, int64_t stride, int p0, const struct span &seen)
+/* Where the rows of a leaf's keys lie: side by side, or from key `tried` on by a path in the tail. */
+template <bool PATHS> struct leaf_rows {
+    const unsigned char *ring, *tail;
+    const uint8_t *path; /* of key 0, before which it may begin */
+    int64_t stride;
+    int tried;
+    __device__ __forceinline__ const unsigned char *at(int key) const
+    {
+        return PATHS && key >= tried ? tail + path[key] * stride : ring + key * stride;
+    }
+};
+/* PIECES of BYTES bytes a key, 16 or 4 at a time, that begin `from` bytes in a row. */
+template <int LEAF, int BYTES, int PITCH, bool PATHS>
+DEV void stage_plane(unsigned to, const struct leaf_rows<PATHS> &rows, int from, int p0,
+                     const struct span &seen)
 {
     constexpr int EACH = BYTES % 16 == 0 ? 16 : 4, PIECES = BYTES / EACH;
     const int lane = threadIdx.x % 32;
@@ -79,29 +100,42 @@ DEV void stage_plane(unsigned to, const unsigned char *row, int64_t stride, int 
         const int at = i * 32 + lane, key = at / PIECES, piece = at % PIECES;
         if (LEAF * PIECES % 32 && key >= LEAF) break;
         const bool in = p0 + key >= seen.lo && p0 + key < seen.hi;
-        const unsigned char *from = in ? row + key * stride + piece * EACH : row;
+        const unsigned char *src = in ? rows.at(key) + from + piece * EACH : rows.ring + from;
         const unsigned dst = to + (unsigned)(key * PITCH + piece * EACH);
         if (EACH == 16)
-            copy_async(dst, from, in);
+            copy_async(dst, src, in);
         else
-            copy_four(dst, from, in);
+            copy_four(dst, src, in);
     }
 }
 /* N columns from col on of a leaf of one side: codes and scales; zeros for keys that are not seen. */
-template <uint32_t TYPE, int N, int LEAF>
-DEV void stage_leaf(const struct kv_side &s, kv_where where, unsigned to, int p0, int kv_head, int col,
-                    const struct span &seen)
+template <uint32_t TYPE, int N, int LEAF, bool PATHS>
+DEV void stage_leaf(const struct kv_side &s, const struct leaf_rows<PATHS> &rows, unsigned to, int p0,
+                    int kv_head, int col, const struct span &seen)
 {
     using S = staged<TYPE, N>;
-    const unsigned char *row = s.at + (int64_t)KV_SLOT(where, p0) * s.row;
-    stage_plane<LEAF, S::LOW, S::LOW_PITCH>(to, row + kv_head * s.head[0] + col * kv_code<TYPE>::LOW / 8,
-                                            s.row, p0, seen);
+    stage_plane<LEAF, S::LOW, S::LOW_PITCH>(to, rows, kv_head * s.head[0] + col * kv_code<TYPE>::LOW / 8, p0,
+                                            seen);
     if constexpr (S::HIGH > 0)
-        stage_plane<LEAF, S::HIGH, S::HIGH_PITCH>(
-            to + S::high_at(LEAF), row + s.high + kv_head * s.head[1] + col / 8, s.row, p0, seen);
+        stage_plane<LEAF, S::HIGH, S::HIGH_PITCH>(to + S::high_at(LEAF), rows,
+                                                  s.high + kv_head * s.head[1] + col / 8, p0, seen);
     /* A scale of two bytes comes with its neighbour's: its word. */
     const int scale = (s.scale + kv_head * s.head[2] + col / kv_code<TYPE>::GROUP * 2) & ~3;
-    stage_plane<LEAF, S::SCALE_PITCH, S::SCALE_PITCH>(to + S::scale_at(LEAF), row + scale, s.row, p0, seen);
+    stage_plane<LEAF, S::SCALE_PITCH, S::SCALE_PITCH>(to + S::scale_at(LEAF), rows, scale, p0, seen);
+}
+template <int D, int N, int LEAF, bool PATHS>
+DEV void stage_any(const struct kv_side &s, const struct leaf_rows<PATHS> &rows, unsigned to, int p0,
+                   int kv_head, int col, const struct span &seen)
+{
+    switch (s.type) {
+    case KN_Q8_0: stage_leaf<KN_Q8_0, N, LEAF>(s, rows, to, p0, kv_head, col, seen); break;
+    case KN_Q5_0: stage_leaf<KN_Q5_0, N, LEAF>(s, rows, to, p0, kv_head, col, seen); break;
+    case KN_Q4_0: stage_leaf<KN_Q4_0, N, LEAF>(s, rows, to, p0, kv_head, col, seen); break;
+    case KN_TQ3_0:
+        if constexpr (D >= 128) stage_leaf<KN_TQ3_0, N, LEAF>(s, rows, to, p0, kv_head, col, seen);
+        break;
+    default: break; /* f16 is read where it lies */
+    }
 }
 /* Of a scale within its word. */
 DEV int scale_odd(const struct kv_side &s, int kv_head)
@@ -155,20 +189,19 @@ DEV void code_scores(float x[T][coded<D, T>::NT][4], const uint4 *q, const unsig
     }
 }
 /* The same with keys of f16, from where they lie; two halves of a query. */
-template <int D, int T>
-DEV void half_scores(float x[T][coded<D, T>::NT][4], const uint4 *q, const struct kv_side &k, kv_where where,
-                     int p0, int kv_head, const struct span &seen)
+template <int D, int T, bool PATHS>
+DEV void half_scores(float x[T][coded<D, T>::NT][4], const uint4 *q, const struct leaf_rows<PATHS> &rows,
+                     int from, int p0, const struct span &seen)
 {
     constexpr int NT = coded<D, T>::NT;
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    const unsigned char *row = k.at + (int64_t)KV_SLOT(where, p0) * k.row + kv_head * k.head[0];
 #pragma unroll 1
     for (int b = 0; b < D / 32; b++) {
 #pragma unroll
         for (int j = 0; j < NT; j++) {
             const int key = 8 * j + g;
             const bool in = p0 + key >= seen.lo && p0 + key < seen.hi;
-            const unsigned char *at = row + (int64_t)key * k.row + 64 * b + 8 * c;
+            const unsigned char *at = rows.at(in ? key : 0) + from + 64 * b + 8 * c;
 #pragma unroll
             for (int s = 0; s < 2; s++) {
                 const uint2 y = in ? *(const uint2 *)(at + 32 * s) : make_uint2(0, 0);
@@ -236,14 +269,13 @@ DEV void code_weigh(float acc[T][coded<D, T>::CT][4], const float x[T][coded<D, 
     }
 }
 /* The same with values of f16; two halves of a weight. */
-template <int D, int T>
+template <int D, int T, bool PATHS>
 DEV void half_weigh(float acc[T][coded<D, T>::CT][4], const float x[T][coded<D, T>::NT][4],
-                    const struct kv_side &v, kv_where where, int p0, int kv_head, int col,
-                    const struct span &seen, bool clean)
+                    const struct leaf_rows<PATHS> &rows, int from, int p0, const struct span &seen,
+                    bool clean)
 {
     constexpr int LEAF = coded<D, T>::LEAF, C = coded<D, T>::C;
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    const unsigned char *row = v.at + (int64_t)KV_SLOT(where, p0) * v.row + kv_head * v.head[0] + 2 * col;
 #pragma unroll
     for (int s = 0; s < LEAF / 16; s++) {
         uint32_t p[T][2][4];
@@ -260,8 +292,7 @@ DEV void half_weigh(float acc[T][coded<D, T>::CT][4], const float x[T][coded<D, 
                 for (int k = 0; k < 2; k++) {
                     const int key = 16 * s + 8 * i + 2 * c + k;
                     const bool in = p0 + key >= seen.lo && p0 + key < seen.hi;
-                    w[k] =
-                        in ? *(const uint2 *)(row + (int64_t)key * v.row + 64 * b + 8 * g) : make_uint2(0, 0);
+                    w[k] = in ? *(const uint2 *)(rows.at(key) + from + 64 * b + 8 * g) : make_uint2(0, 0);
                     if (clean) make_finite<false>(w[k].x), make_finite<false>(w[k].y);
                 }
                 y[i][0] = __byte_perm(w[0].x, w[1].x, 0x5410), y[i][1] = __byte_perm(w[0].x, w[1].x, 0x7632);
@@ -292,18 +323,15 @@ template <uint32_t TYPE, int N, int LEAF> DEV uint32_t bad_scales(const unsigned
                0x7c00;
     return __ballot_sync(~0u, bad) & (LEAF == 32 ? ~0u : 0xffffu);
 }
-template <int N, int LEAF>
-DEV uint32_t bad_halves(const struct kv_side &v, kv_where where, int p0, int kv_head, int col,
-                        const struct span &seen)
+template <int N, int LEAF, bool PATHS>
+DEV uint32_t bad_halves(const struct leaf_rows<PATHS> &rows, int from, int p0, const struct span &seen)
 {
     const int key = threadIdx.x % LEAF;
-    const unsigned char *row =
-        v.at + ((int64_t)KV_SLOT(where, p0) + key) * v.row + kv_head * v.head[0] + 2 * col;
     bool bad = false;
     if (p0 + key >= seen.lo && p0 + key < seen.hi)
 #pragma unroll 1
         for (int i = 0; i < N / 8; i++) {
-            uint4 x = *(const uint4 *)(row + 16 * i);
+            uint4 x = *(const uint4 *)(rows.at(key) + from + 16 * i);
             bad |= make_finite<false>(x);
         }
     return __ballot_sync(~0u, bad) & (LEAF == 32 ? ~0u : 0xffffu);
@@ -313,10 +341,9 @@ DEV uint32_t bad_halves(const struct kv_side &v, kv_where where, int p0, int kv_
 
 /* Rows of T tiles: rotated, scaled by a power of two to at most 1, and as fragments in this form's order. */
 template <int D, int T>
-DEV void code_queries(const struct codes_args &p, uint4 *to, float *unit, int tile, int kv_head)
+DEV void code_queries(const struct attn &a, uint32_t type, uint4 *to, float *unit, int tile, int kv_head)
 {
     constexpr int W = D / 32;
-    const struct attn &a = p.a;
     const int lane = threadIdx.x % 32, w = threadIdx.x / 32, warps = coded<D, T>::THREADS / 32;
 #pragma unroll 1
     for (int r = w; r < T * TILE; r += warps) {
@@ -325,7 +352,7 @@ DEV void code_queries(const struct codes_args &p, uint4 *to, float *unit, int ti
         float x[W], top = 0.0f;
 #pragma unroll
         for (int j = 0; j < W; j++) x[j] = row < a.n ? q[lane + 32 * j] : 0.0f;
-        kv_turn_head<W>(x, p.k.type, false, false);
+        kv_turn_head<W>(x, type, false, false);
 #pragma unroll
         for (int j = 0; j < W; j++) top = fmaxf(top, fabsf(x[j]));
         top = kv_warp_max(top);
@@ -405,7 +432,7 @@ DEV float *code_record(const struct codes_args &p, int tile, int kv_head, int sl
     return a.part + ((int64_t)(kv_head * p.turned + tile - a.tile0) * a.slots + slot) * (TILE * (d + 2));
 }
 
-template <int D, int T>
+template <int D, int T, bool PATHS>
 __global__ void __launch_bounds__(coded<D, T>::THREADS, coded<D, T>::RESIDENT)
     attn_codes(const __grid_constant__ struct codes_args p)
 {
@@ -414,19 +441,28 @@ __global__ void __launch_bounds__(coded<D, T>::THREADS, coded<D, T>::RESIDENT)
     extern __shared__ __align__(128) unsigned char raw[];
     uint4 *queries = (uint4 *)raw;
     float *units = (float *)(raw + F::QUERIES);
-    const struct attn &a = p.a;
     cuda_grid_start();
 
     const int lane = threadIdx.x % 32, w = threadIdx.x / 32, g = lane / 4, c = lane % 4;
     const int part = w % F::WARPS, col = w / F::WARPS * C; /* leaves of mine, my first column */
-    const int tile = a.tile0 + (int)blockIdx.x * T, kv_head = blockIdx.y;
-    const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
-    const struct span seen = visible_any(a, tile, T, pos0, bound);
-    const int node0 = ATTN_CODES_NODE(a.window, seen.lo), node = node0 + (int)blockIdx.z;
-    if (seen.hi > seen.lo ? node > ATTN_CODES_NODE(a.window, seen.hi - 1) : blockIdx.z > 0) return;
+    /* PATHS: the tiles are of one row alone, whose number is tree_row. */
+    const int row_tiles = PATHS ? (p.a.n_rep + TILE - 1) / TILE : 1,
+              tree_row = PATHS ? p.row0 + (int)blockIdx.x / row_tiles : 0;
+    struct attn a = p.a;
+    const int base = p.tree_pos ? p.tree_pos[0] : 0;
+    if (PATHS) a.q += (int64_t)tree_row * a.n_head * D, a.n = 1, a.tile0 = 0;
+    const int tile = PATHS ? (int)blockIdx.x % row_tiles : a.tile0 + (int)blockIdx.x * T,
+              kv_head = blockIdx.y;
+    const int pos0 = PATHS ? p.tree_pos[tree_row] : a.pos[0], bound = a.first ? *a.first : 0;
+    struct span seen = visible_any(a, tile, T, pos0, bound);
+    if (p.shared) seen.hi = ATTN_CODES_START(a.window, ATTN_CODES_NODE(a.window, base)); /* may be 0 */
+    const int node0 = PATHS && !a.window ? ATTN_CODES_NODE(0, base) : ATTN_CODES_NODE(a.window, seen.lo),
+              node = node0 + (int)blockIdx.z;
+    if (seen.hi > seen.lo ? node > ATTN_CODES_NODE(a.window, seen.hi - 1) : p.shared || blockIdx.z > 0)
+        return;
     const int lo = max(ATTN_CODES_START(a.window, node), seen.lo),
               hi = min(ATTN_CODES_START(a.window, node + 1), seen.hi); /* keys of the node that are seen */
-    code_queries<D, T>(p, queries, units, tile, kv_head);
+    code_queries<D, T>(a, p.k.type, queries, units, tile, kv_head);
 
     unsigned char *slot = raw + F::FIXED + w * p.warp_bytes; /* of my keys; values behind */
     unsigned char *values = slot + p.values_at;
@@ -435,43 +471,24 @@ __global__ void __launch_bounds__(coded<D, T>::THREADS, coded<D, T>::RESIDENT)
     int leaf = lo / LEAF;
     leaf += (part - leaf) & (F::WARPS - 1);
     const int end = hi > lo ? (hi - 1) / LEAF + 1 : leaf;
-    auto ask_keys = [&](int at) {
-        if (at < end) switch (p.k.type) {
-            case KN_Q8_0:
-                stage_leaf<KN_Q8_0, D, LEAF>(p.k, a.where, shared_at(slot), at * LEAF, kv_head, 0, seen);
-                break;
-            case KN_Q5_0:
-                stage_leaf<KN_Q5_0, D, LEAF>(p.k, a.where, shared_at(slot), at * LEAF, kv_head, 0, seen);
-                break;
-            case KN_Q4_0:
-                stage_leaf<KN_Q4_0, D, LEAF>(p.k, a.where, shared_at(slot), at * LEAF, kv_head, 0, seen);
-                break;
-            case KN_TQ3_0:
-                if constexpr (D >= 128)
-                    stage_leaf<KN_TQ3_0, D, LEAF>(p.k, a.where, shared_at(slot), at * LEAF, kv_head, 0, seen);
-                break;
-            default: break;
-            }
+    const auto rows_of = [&](const struct kv_side &s, const unsigned char *tail, int at) {
+        const int p0 = at * LEAF;
+        struct leaf_rows<PATHS> r;
+        r.ring = s.at + (int64_t)KV_SLOT(a.where, p0) * s.row, r.stride = s.row;
+        r.tail = tail, r.tried = base - p0;
+        r.path = PATHS ? p.tree_path + tree_row * CODES_PATH - r.tried : nullptr;
+        return r;
+    };
+    const auto ask_keys = [&](int at) {
+        if (at < end)
+            stage_any<D, D, LEAF>(p.k, rows_of(p.k, p.tail_k, at), shared_at(slot), at * LEAF, kv_head, 0,
+                                  seen);
         copy_commit();
     };
-    auto ask_values = [&](int at) {
-        if (at < end) switch (p.v.type) {
-            case KN_Q8_0:
-                stage_leaf<KN_Q8_0, C, LEAF>(p.v, a.where, shared_at(values), at * LEAF, kv_head, col, seen);
-                break;
-            case KN_Q5_0:
-                stage_leaf<KN_Q5_0, C, LEAF>(p.v, a.where, shared_at(values), at * LEAF, kv_head, col, seen);
-                break;
-            case KN_Q4_0:
-                stage_leaf<KN_Q4_0, C, LEAF>(p.v, a.where, shared_at(values), at * LEAF, kv_head, col, seen);
-                break;
-            case KN_TQ3_0:
-                if constexpr (D >= 128)
-                    stage_leaf<KN_TQ3_0, C, LEAF>(p.v, a.where, shared_at(values), at * LEAF, kv_head, col,
-                                                  seen);
-                break;
-            default: break;
-            }
+    const auto ask_values = [&](int at) {
+        if (at < end)
+            stage_any<D, C, LEAF>(p.v, rows_of(p.v, p.tail_v, at), shared_at(values), at * LEAF, kv_head, col,
+                                  seen);
         copy_commit();
     };
     ask_keys(leaf);
@@ -504,7 +521,7 @@ __global__ void __launch_bounds__(coded<D, T>::THREADS, coded<D, T>::RESIDENT)
         case KN_TQ3_0:
             if constexpr (D >= 128) code_scores<KN_TQ3_0, D, T>(x, queries, slot, k_odd);
             break;
-        default: half_scores<D, T>(x, queries, p.k, a.where, p0, kv_head, seen);
+        default: half_scores<D, T>(x, queries, rows_of(p.k, p.tail_k, leaf), kv_head * p.k.head[0], p0, seen);
         }
         __syncwarp(); /* all have read the keys */
         ask_keys(leaf + F::WARPS);
@@ -543,7 +560,9 @@ __global__ void __launch_bounds__(coded<D, T>::THREADS, coded<D, T>::RESIDENT)
             case KN_TQ3_0:
                 if constexpr (D >= 128) bad = bad_scales<KN_TQ3_0, C, LEAF>(values, v_odd);
                 break;
-            default: bad = bad_halves<C, LEAF>(p.v, a.where, p0, kv_head, col, seen);
+            default:
+                bad = bad_halves<C, LEAF>(rows_of(p.v, p.tail_v, leaf), kv_head * p.v.head[0] + 2 * col, p0,
+                                          seen);
             }
         switch (p.v.type) {
         case KN_Q8_0: code_weigh<KN_Q8_0, D, T>(mine.acc, x, values, v_odd, bad != 0); break;
@@ -552,7 +571,9 @@ __global__ void __launch_bounds__(coded<D, T>::THREADS, coded<D, T>::RESIDENT)
         case KN_TQ3_0:
             if constexpr (D >= 128) code_weigh<KN_TQ3_0, D, T>(mine.acc, x, values, v_odd, bad != 0);
             break;
-        default: half_weigh<D, T>(mine.acc, x, p.v, a.where, p0, kv_head, col, seen, bad != 0);
+        default:
+            half_weigh<D, T>(mine.acc, x, rows_of(p.v, p.tail_v, leaf), kv_head * p.v.head[0] + 2 * col, p0,
+                             seen, bad != 0);
         }
         __syncwarp();
         ask_values(leaf + F::WARPS);
@@ -586,14 +607,19 @@ __global__ void __launch_bounds__(coded<D, T>::THREADS, coded<D, T>::RESIDENT)
     if (part) return;
     mine.add(box + F::BOX / 16);
 
-    const int real = min(T * TILE, a.n * a.n_rep - tile * TILE);
+    /* Of a path the slots count from the first node that any row sees, as those of the rows together. */
+    const int real = min(T * TILE, a.n * a.n_rep - tile * TILE),
+              at_slot = PATHS ? node - (a.window ? ATTN_CODES_NODE(1, max(base - a.window + 1, 0)) : 0)
+                              : (int)blockIdx.z;
 #pragma unroll
     for (int m = 0; m < T; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int r = g + 8 * half;
-            if (m * TILE + r >= real) continue;
-            float *record = code_record(p, tile + m, kv_head, (int)blockIdx.z, D);
+            const int mine_at = m * TILE + g + 8 * half,
+                      at = PATHS ? tree_row * a.n_rep + tile * TILE + mine_at : tile * TILE + mine_at,
+                      r = at % TILE;
+            if (mine_at >= real) continue;
+            float *record = code_record(p, at / TILE, kv_head, at_slot, D);
             if (col == 0 && c == 0) record[r] = mine.top[m][half], record[TILE + r] = mine.sum[m][half];
             float *out = record + 2 * TILE + r * D + col + 8 * c;
 #pragma unroll
@@ -619,16 +645,21 @@ __global__ void __launch_bounds__(32 * CLASSES) codes_merge(const __grid_constan
     const int lane = threadIdx.x % 32, cls = threadIdx.x / 32;
     const int kv_head = (int)blockIdx.y, at = a.tile0 * TILE + (int)blockIdx.x, row = row_of(a, at);
     if (row >= a.n) return;
-    const int pos0 = a.pos[0], bound = a.first ? *a.first : 0, tile = at / TILE, r = at % TILE;
-    const struct span own = visible(a, row, pos0, bound),
-                      all = visible_any(a, a.tile0 + (tile - a.tile0) / a.tiles * a.tiles, a.tiles, pos0,
-                                        bound);
+    const int pos0 = p.tree_pos ? p.tree_pos[row] - row : a.pos[0], bound = a.first ? *a.first : 0,
+              tile = at / TILE, r = at % TILE;
+    const struct span own = visible(a, row, pos0, bound);
+    int base = 0; /* the node of slot 0 */
+    if (!p.tree_pos) {
+        const int group = a.tile0 + (tile - a.tile0) / a.tiles * a.tiles;
+        base = ATTN_CODES_NODE(a.window, visible_any(a, group, a.tiles, pos0, bound).lo);
+    } else if (a.window) {
+        base = ATTN_CODES_NODE(1, max(p.tree_pos[0] - a.window + 1, 0));
+    }
     float T = -INFINITY, S = 0.0f, Y[W];
 #pragma unroll
     for (int j = 0; j < W; j++) Y[j] = 0.0f;
     if (own.hi > own.lo) {
-        const int base = ATTN_CODES_NODE(a.window, all.lo), from = ATTN_CODES_NODE(a.window, own.lo),
-                  to = ATTN_CODES_NODE(a.window, own.hi - 1);
+        const int from = ATTN_CODES_NODE(a.window, own.lo), to = ATTN_CODES_NODE(a.window, own.hi - 1);
         int node = from + ((cls - from) & (CLASSES - 1));
 #pragma unroll 2
         for (; node <= to; node += CLASSES) {

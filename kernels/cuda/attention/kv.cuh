@@ -109,21 +109,30 @@ static __device__ __forceinline__ void kv_put(void *cache, uint32_t type, int64_
         kv_put<__nv_bfloat16>(cache, i, x);
 }
 
-struct kv_coded {
-}; /* stands for the number of a quantised side: kv_codes.cuh */
-/* f(number of K, number of V), of types that are known: an instance a pair. */
+/* f(number of K, number of V), of types that are known and not quantised: an instance a pair. */
 template <class F> static auto kv_of_types(struct kn_kv_types t, F f)
 {
     const auto with = [&](auto k) {
-        return t.v == KN_F32    ? f(k, 0.0f)
-               : t.v == KN_F16  ? f(k, __half())
-               : t.v == KN_BF16 ? f(k, __nv_bfloat16())
-                                : f(k, kv_coded());
+        return t.v == KN_F32 ? f(k, 0.0f) : t.v == KN_F16 ? f(k, __half()) : f(k, __nv_bfloat16());
     };
-    return t.k == KN_F32    ? with(0.0f)
+    return t.k == KN_F32 ? with(0.0f) : t.k == KN_F16 ? with(__half()) : with(__nv_bfloat16());
+}
+/* Stands for the number of a quantised side: kv_codes.cuh. */
+struct kv_coded {
+};
+/* The same of any types. */
+template <class F> static auto kv_of_all_types(struct kn_kv_types t, F f)
+{
+    const auto with = [&](auto k) {
+        return kn_kv_coded(t.v) ? f(k, kv_coded())
+               : t.v == KN_F32  ? f(k, 0.0f)
+               : t.v == KN_F16  ? f(k, __half())
+                                : f(k, __nv_bfloat16());
+    };
+    return kn_kv_coded(t.k) ? with(kv_coded())
+           : t.k == KN_F32  ? with(0.0f)
            : t.k == KN_F16  ? with(__half())
-           : t.k == KN_BF16 ? with(__nv_bfloat16())
-                            : with(kv_coded());
+                            : with(__nv_bfloat16());
 }
 
 #endif

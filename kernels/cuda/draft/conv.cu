@@ -4,8 +4,10 @@
  * the squares of as many whole rows, which every block adds up for itself: 2 rows of 16 to 20 KB from the L2
  * cache. What a product of few rows left as sums of slices is added here (owed.cuh): the taps, which are then
  * completed in memory for the convolution behind the branch, or the branch itself. What the next product
- * rounds to 8 bits is rounded here and stored both ways, for its matrices may be of several kinds. */
+ * rounds to 8 bits is rounded here and stored both ways, for its matrices may be of several kinds. Where that
+ * product norms what it reads, the blocks of a row are a cluster and give each other their squares. */
 #include "../core/ops.cuh"
+#include "../product/exchange.cuh"
 #include "../product/owed.cuh"
 
 #define WARPS 4
@@ -18,7 +20,8 @@ struct conv {
     int64_t stride, offset;
     float eps;
     int n, width, group, taps;
-    bool add, whole; /* whole: rows are groups of four that begin at multiples of 16 bytes */
+    const float *then_norm; /* NORMS: of what is rounded */
+    bool add, whole;        /* whole: rows are groups of four that begin at multiples of 16 bytes */
 };
 enum from { FROM_MEMORY, FROM_SUMS_TAPS, FROM_SUMS_X };
 
@@ -101,22 +104,25 @@ template <enum from FROM> DEV void load_x(float v[8], const conv &a, const mm_ow
 
 /* Two taps at a time: all that is read of them is on its way before anything is added up. What is constant,
  * and has left the L2 cache since the last draft, is asked for before the wait. */
-template <int ACT, enum from FROM>
+template <int ACT, enum from FROM, bool NORMS>
 static __global__ void __launch_bounds__(32 * WARPS, 65536 / (32 * WARPS * REGISTERS))
     conv_rows(const __grid_constant__ conv a, const __grid_constant__ mm_owed o,
               const __grid_constant__ mm_prep p)
 {
     __shared__ __align__(16) float norms[WARPS * 256];
-    __shared__ float scale[KN_CONV_TAPS], part[KN_CONV_TAPS][WARPS];
+    __shared__ float scale[KN_CONV_TAPS], part[KN_CONV_TAPS][WARPS], squares[NORMS ? MM_ADD_WIDTH / 256 : 1];
+    __shared__ uint64_t bar;
     const int block = (int)blockIdx.x * WARPS + (int)threadIdx.x / 32,
               k = 256 * block + 8 * (threadIdx.x % 32), i = (int)blockIdx.y, taps = min(a.taps, i + 1);
     float sum[8], old[8], v[2][8], w[2][8], *const norm = norms + 8 * threadIdx.x; /* registers are few */
     float *out = a.out + (int64_t)i * a.width;
+    const float *before = NORMS ? a.then_norm : a.norm;
     cuda_grid_early();
+    if constexpr (NORMS) exchange_open(&bar, 1);
 #pragma unroll
     for (int e = 0; e < 8; e++) sum[e] = old[e] = 0.0f;
-    if (a.norm) {
-        load_columns(v[0], a.norm, k, a.width, a.whole);
+    if (before) {
+        load_columns(v[0], before, k, a.width, a.whole);
 #pragma unroll
         for (int e = 0; e < 8; e++) norm[e] = v[0][e];
     }
@@ -133,11 +139,11 @@ static __global__ void __launch_bounds__(32 * WARPS, 65536 / (32 * WARPS * REGIS
             load_x<FROM>(v[s], a, o, i - t - s, k);
             add_taps<FROM>(w[s], a, o, i, t + s, k);
         }
-        if (t == 0 && a.norm) row_scales(a, i, scale, part);
+        if (!NORMS && t == 0 && a.norm) row_scales(a, i, scale, part);
 #pragma unroll
         for (int s = 0; s < 2; s++) {
             if (t + s >= taps) continue;
-            if (a.norm) scale_eight(v[s], scale[t + s], norm);
+            if (!NORMS && a.norm) scale_eight(v[s], scale[t + s], norm);
 #pragma unroll
             for (int e = 0; e < 8; e++)
                 sum[e] = t + s ? __fmaf_rn(w[s][e], v[s][e], sum[e]) : __fmul_rn(w[s][e], v[s][e]);
@@ -158,6 +164,11 @@ static __global__ void __launch_bounds__(32 * WARPS, 65536 / (32 * WARPS * REGIS
         for (int e = 0; e < 8; e++)
             if (k + e < a.width) out[k + e] = sum[e];
     }
+    if constexpr (NORMS) {
+        cluster_wait();
+        exchange(squares, shared_at(&bar), block, block_squares(sum));
+        scale_eight(sum, inverse_rms(squares, a.width / 256, a.width, a.eps), norm);
+    }
     if constexpr (ACT != PLAIN) {
         if (k < a.width)
             store_block<(enum mm_act)ACT>(p, p.rows + (size_t)i * (size_t)p.slices * (size_t)p.slice_row,
@@ -168,10 +179,24 @@ static __global__ void __launch_bounds__(32 * WARPS, 65536 / (32 * WARPS * REGIS
 typedef void (*conv_fn)(const conv, const mm_owed, const mm_prep);
 template <enum from FROM> static conv_fn kernel_of(int act)
 {
-    return act == MM_ACT_K     ? conv_rows<MM_ACT_K, FROM>
-           : act == MM_ACT_32  ? conv_rows<MM_ACT_32, FROM>
-           : act == MM_ACT_32M ? conv_rows<MM_ACT_32M, FROM>
-                               : conv_rows<PLAIN, FROM>;
+    return act == MM_ACT_K     ? conv_rows<MM_ACT_K, FROM, false>
+           : act == MM_ACT_32  ? conv_rows<MM_ACT_32, FROM, false>
+           : act == MM_ACT_32M ? conv_rows<MM_ACT_32M, FROM, false>
+                               : conv_rows<PLAIN, FROM, false>;
+}
+/* Behind a branch: rounded with a norm, or not at all. */
+static conv_fn kernel_behind(int act)
+{
+    return act == MM_ACT_K     ? conv_rows<MM_ACT_K, FROM_SUMS_X, true>
+           : act == MM_ACT_32  ? conv_rows<MM_ACT_32, FROM_SUMS_X, true>
+           : act == MM_ACT_32M ? conv_rows<MM_ACT_32M, FROM_SUMS_X, true>
+                               : conv_rows<PLAIN, FROM_SUMS_X, false>;
+}
+/* May the blocks of a row exchange squares: a cluster of them, for 8,192 columns at most. */
+static bool may_norm(const struct cuda_backend *be, const struct kn_conv *a)
+{
+    return be->cc >= 90 && !be->generic && !a->norm && a->width <= MM_ADD_WIDTH && a->n <= 16 &&
+           ((uintptr_t)a->then_norm & 15) == 0;
 }
 
 static int check(struct cuda_backend *be, const struct kn_conv *a)
@@ -200,20 +225,31 @@ int cuda_conv(struct kn_backend *kb, const struct kn_conv *a)
         (((uintptr_t)a->x | (uintptr_t)a->out | (uintptr_t)a->base | (uintptr_t)a->norm) & 15) == 0;
     if (mm_take(be, a->dynamic, a->n, a->stride, &o))
         from = FROM_SUMS_TAPS;
-    else if (whole && !a->norm && !a->then && mm_is_owed(be, a->x, a->n, a->width) && !be->owed->add &&
-             mm_take(be, a->x, a->n, a->width, &o))
+    else if (whole && !a->norm && (!a->then || a->then_norm) && mm_is_owed(be, a->x, a->n, a->width) &&
+             !be->owed->add && mm_take(be, a->x, a->n, a->width, &o))
         from = FROM_SUMS_X;
-    const bool rounds = a->then && !a->add && whole && a->then->n_in == a->width && a->then->packed &&
-                        mm_preparing(be, a->then, a->n, &p, &act);
+    const bool norms = from == FROM_SUMS_X && a->then_norm && may_norm(be, a);
+    const bool rounds = a->then && whole && (!a->then_norm || norms) && a->then->n_in == a->width &&
+                        a->then->packed && mm_preparing(be, a->then, a->n, &p, &act);
     p.x = a->out;
-    const struct conv args = {a->x,   a->norm, a->base,  a->dynamic, a->out,  a->stride, a->offset,
-                              a->eps, a->n,    a->width, a->group,   a->taps, a->add,    whole};
+    const struct conv args = {a->x,      a->norm,   a->base,      a->dynamic, a->out,
+                              a->stride, a->offset, a->eps,       a->n,       a->width,
+                              a->group,  a->taps,   a->then_norm, a->add,     whole};
     const int want = rounds ? (int)act : PLAIN;
-    const conv_fn f = from == FROM_SUMS_X      ? conv_rows<PLAIN, FROM_SUMS_X>
+    const conv_fn f = from == FROM_SUMS_X      ? kernel_behind(want)
                       : from == FROM_SUMS_TAPS ? kernel_of<FROM_SUMS_TAPS>(want)
                                                : kernel_of<FROM_MEMORY>(want);
-    const dim3 grid((unsigned)((a->width + 256 * WARPS - 1) / (256 * WARPS)), (unsigned)a->n);
-    rc = cuda_check(be, "conv", cuda_launch(be, f, grid, dim3(32 * WARPS), 0, args, o, p));
+    dim3 grid((unsigned)((a->width + 256 * WARPS - 1) / (256 * WARPS)), (unsigned)a->n), block(32 * WARPS);
+    if (rounds && norms) {
+        if (grid.x < 2)
+            grid.x = 2; /* memcheck refuses stores in a cluster of one; the second has no columns */
+        rc = cuda_check(be, "conv", cuda_launch_clusters(be, f, grid, block, 0, dim3(grid.x), args, o, p));
+        if (rc == 0)
+            be->rounded = {be->launches, a->out,       a->then_norm,      a->eps,
+                           a->n,         (int32_t)act, (int32_t)a->width, p.slice_row};
+        return rc;
+    }
+    rc = cuda_check(be, "conv", cuda_launch(be, f, grid, block, 0, args, o, p));
     if (rc == 0 && rounds) mm_prepared(be, a->out, nullptr, a->n, &p, act);
     return rc;
 }

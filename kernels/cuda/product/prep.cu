@@ -7,7 +7,7 @@
  * Float kinds: one block a token, one warp a slice at a time. A row, slice by slice: [planes][columns] 16-bit
  * values, in every 32 columns in the order 4 (k % 16 / 4) + k % 4 + 4 (k / 16) pairs of quarters (lane
  * quarter q finds its 8 values in 16 bytes); the slice's factor, padded to 16 bytes. */
-#include "../core/cluster.cuh"
+#include "exchange.cuh"
 #include "owed.cuh"
 #include "prep_ahead.cuh"
 
@@ -226,17 +226,6 @@ __global__ void __launch_bounds__(32 * ADD_WARPS)
 /* The same for few rows, by blocks that stand beside products as those of prep_few do: a cluster has a row,
  * and its warps give their squares to all of its blocks. */
 #define ADD_FEW ((ADD_WARPS + FEW_WARPS - 1) / FEW_WARPS) /* blocks of a cluster at most */
-/* s, this warp's block's of `squares` in all blocks of the cluster, whose barriers count it; then all of them
- * here. */
-DEV void exchange(float *squares, unsigned bar, int b, float s)
-{
-    const int lane = threadIdx.x % 32;
-    if (lane < (int)gridDim.x) {
-        const unsigned there = cluster_at(bar, (unsigned)lane);
-        cluster_store(there + shared_at(squares + b) - bar, s, there);
-    }
-    cluster_bar_wait(bar);
-}
 /* Columns k .. k + 7 of row blockIdx.y, which are owed, and to their place. */
 DEV void take_eight(float v[8], const mm_owed &o, int k)
 {
@@ -247,16 +236,6 @@ DEV void take_eight(float v[8], const mm_owed &o, int k)
     if (k >= o.width[0]) return;
     owed_values<8>(v, o.sums + at, o.out[0] + at, o.slices, step, o.add);
     store_eight(o.out[0] + at, v);
-}
-/* The barriers of `count` exchanges, before any block of the cluster stores. */
-DEV void exchange_open(uint64_t *bars, int count, unsigned warps = FEW_WARPS)
-{
-    if ((int)threadIdx.x < count) {
-        cluster_bar_init(shared_at(bars + threadIdx.x));
-        cluster_bar_expect(shared_at(bars + threadIdx.x), 4 * warps * gridDim.x);
-    }
-    __syncthreads();
-    cluster_arrive(); /* my barriers are there */
 }
 /* A normed row as prep_few rounds it, of one that is owed, so it is read once and a cluster has it; ADD: of a
  * norm_add, whose y may be owed. */

@@ -32,6 +32,8 @@ for name in ${@:-8b-q4_k_m 8b-draft-q8_0 8b-draft-q4_k_m 0.6b-q4_k_m 8b-q8_0 8b-
         8b-dynamic) make_one "$name" qwen3-8b q4_k_m "${mixed[@]}" ;;
         27b-dynamic | 27b-gates-*) make_one "$name" qwen3.5-27b q4_k_m "${mixed[@]}" ;;
         8b-draft2-*) make_one "$name" qwen3-8b-dflash2 "${name#8b-draft2-}" ;;
+        8b-dspark-*) make_one "$name" qwen3-8b-dspark "${name#8b-dspark-}" ;;
+        8b-domino-*) make_one "$name" qwen3-8b-domino "${name#8b-domino-}" ;;
         8b-draft-*) make_one "$name" qwen3-8b-dflash "${name#8b-draft-}" ;;
         8b-*) make_one "$name" qwen3-8b "${name#8b-}" ;;
         0.6b-*) make_one "$name" qwen3-0.6b "${name#0.6b-}" ;;

@@ -149,6 +149,83 @@ static void check_norm_pair(void)
     }
 }
 
+/* The CPU's logits, and queries alone as the CPU turns them beside keys. */
+static void check_clusters(void)
+{
+    static const int32_t cases[][3] = {{12, 4, 1}, {1000, 100, 7}, {262144, 2048, 32}, {60, 20, 20}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        const size_t v = (size_t)cases[c][0], m = (size_t)cases[c][1], n = 3;
+        uint64_t seed = c + 1;
+        float *x = normal(n * v, 3.0f, &seed), *s = normal(n * m, 1.0f, &seed), *out[2];
+        int32_t *of = layer_alloc(v * 4);
+        for (size_t i = 0; i < v; i++) of[i] = (int32_t)(i * 7919 % m);
+        for (size_t i = 0; i < n * m; i += 3) s[i] = 0.5f; /* ties */
+        for (int b = 0; b < 2; b++) {
+            struct kn_backend *be = b ? gpu : cpu;
+            float *dx = put(be, x, n * v * 4), *ds = put(be, s, n * m * 4);
+            int32_t *dof = put(be, of, v * 4);
+            const struct kn_clusters a = {.logits = dx,
+                                          .scores = ds,
+                                          .of_id = dof,
+                                          .n = (int32_t)n,
+                                          .n_vocab = cases[c][0],
+                                          .n_clusters = cases[c][1],
+                                          .n_best = cases[c][2]};
+            must(be, "clusters", kn_op(be)->clusters(be, &a));
+            out[b] = get(be, dx, n * v * 4);
+            drop(be, dx), drop(be, ds), drop(be, dof);
+        }
+        verdict(!memcmp(out[0], out[1], n * v * 4), "clusters %d ids, %d of %d", cases[c][0], cases[c][2],
+                cases[c][1]);
+        free(x), free(s), free(of), free(out[0]), free(out[1]);
+    }
+}
+
+/* Queries have the bits that they have beside keys, and the cache stays as it was. */
+static void check_queries(void)
+{
+    enum { N = 5, HEADS = 8, KV = 2, D = 256 };
+    uint64_t seed = 9;
+    float *q = normal(N * HEADS * D, 1.0f, &seed), *k = normal(N * KV * D, 1.0f, &seed),
+          *norm = normal(D, 1.0f, &seed), *table = normal(N * D, 1.0f, &seed), *out[2];
+    int32_t pos[N];
+    for (int i = 0; i < N; i++) pos[i] = 300 + i;
+    struct kn_kv kv = {.type = {KN_F16, KN_F16}, .cap = kn_kv_room(512), .n_head_kv = KV, .head_dim = D};
+    const size_t bytes = kn_kv_bytes(&kv, KN_F16);
+    kv.k = put(gpu, NULL, bytes), kv.v = put(gpu, NULL, bytes);
+    float *dk = put(gpu, k, N * KV * D * 4), *dv = put(gpu, k, N * KV * D * 4), *dn = put(gpu, norm, D * 4),
+          *dt = put(gpu, table, N * D * 4);
+    int32_t *dp = put(gpu, pos, sizeof pos);
+    bool clean = true;
+    for (int beside = 0; beside < 2; beside++) {
+        float *dq = put(gpu, q, N * HEADS * D * 4);
+        const struct kn_rope_store a = {.q = dq,
+                                        .k = beside ? dk : NULL,
+                                        .v = beside ? dv : NULL,
+                                        .q_norm = dn,
+                                        .table = dt,
+                                        .pos = dp,
+                                        .n = N,
+                                        .n_head = HEADS,
+                                        .n_rot = D,
+                                        .eps = 1e-6f,
+                                        .kv = &kv};
+        must(gpu, "rope_store", kn_op(gpu)->rope_store(gpu, &a));
+        out[beside] = get(gpu, dq, N * HEADS * D * 4);
+        if (!beside) {
+            uint8_t *now = get(gpu, kv.k, bytes);
+            for (size_t i = 0; i < bytes; i++) clean &= !now[i];
+            free(now);
+        }
+        drop(gpu, dq);
+    }
+    verdict(clean && !memcmp(out[0], out[1], N * HEADS * D * 4), "queries alone%s",
+            clean ? "" : ", keys were stored");
+    drop(gpu, kv.k), drop(gpu, kv.v), drop(gpu, dk), drop(gpu, dv), drop(gpu, dn), drop(gpu, dt),
+        drop(gpu, dp);
+    free(q), free(k), free(norm), free(table), free(out[0]), free(out[1]);
+}
+
 /* What a norm_add that knows its reader leaves: x as the CPU has it, and a product of it with the bits of one
  * that rounds for itself. changed: x is written between the two, and what was prepared must not be taken. */
 static void check_norm_next(uint32_t type, int64_t width, bool gated, bool changed)
@@ -490,6 +567,8 @@ int main(int argc, char **argv)
         check_norm_add();
         check_norm_join();
         check_norm_pair();
+        check_clusters();
+        check_queries();
         for (int i = 0; i < 4; i++) {
             check_norm_next(KN_Q4_K, 5376, i % 2, i / 2), check_norm_next(KN_Q6_K, 256, i % 2, i / 2);
             check_norm_next(KN_Q8_0, 2816, i % 2, i / 2), check_norm_next(KN_Q5_1, 8192, i % 2, i / 2);

@@ -119,47 +119,59 @@ void check_conv(void)
     }
 }
 
-/* What a convolution rounds for the product behind it is what the product would have rounded: the product's
- * bits with and without the hint. */
+/* A product's rows behind a convolution that knows of it or not. norms: behind a branch's end, a product of
+ * few rows whose sums of slices it may find, added to x, which the product behind norms. */
+static float *run_then(const struct conv_case *c, bool hint, bool norms, uint64_t seed)
+{
+    const struct kn_ops *op = kn_op(gpu);
+    const int groups = c->width / c->group, stride = 2 * c->taps * groups;
+    const size_t all = (size_t)c->n * (size_t)c->width, taps = (size_t)c->n * (size_t)stride;
+    struct kn_weight then, branch;
+    const struct kn_weight *w = &then;
+    rnd_state = seed;
+    random_weight(gpu, &then, c->type, c->width, c->width);
+    random_weight(gpu, &branch, c->type, c->width, c->width);
+    float *x = gaussians(all, 1.0f), *base = gaussians((size_t)(c->taps * c->width), 0.5f),
+          *dyn = gaussians(taps, 0.3f), *norm = gaussians((size_t)c->width, 0.5f);
+    float *dx = put(gpu, x, all * 4), *db = put(gpu, base, (size_t)(c->taps * c->width) * 4),
+          *dd = put(gpu, dyn, taps * 4), *dout = put(gpu, x, all * 4), *dy = put(gpu, NULL, all * 4),
+          *dn = put(gpu, norm, (size_t)c->width * 4), *dp = put(gpu, NULL, all * 4);
+    must(gpu, "reserve", op->reserve(gpu, 64, c->width, 0, 2, 64));
+    if (norms) must(gpu, "linear", op->linear(gpu, dy, &branch, dx, c->n, false));
+    const struct kn_conv a = {.x = norms ? dy : dx,
+                              .eps = 1e-6f,
+                              .base = db,
+                              .dynamic = dd,
+                              .stride = stride,
+                              .out = dout,
+                              .add = norms,
+                              .n = c->n,
+                              .width = c->width,
+                              .group = c->group,
+                              .taps = c->taps,
+                              .then = hint ? &then : NULL,
+                              .then_norm = hint && norms ? dn : NULL};
+    must(gpu, "conv", op->conv(gpu, &a));
+    must(gpu, "norm_linear",
+         op->norm_linear(gpu, &dp, &w, 1, dout, norms ? dn : NULL, norms ? 1e-6f : 0, c->n));
+    float *out = get(gpu, dp, all * 4);
+    op->weight_free(gpu, &then), op->weight_free(gpu, &branch);
+    drop(gpu, dx), drop(gpu, db), drop(gpu, dd), drop(gpu, dout), drop(gpu, dy), drop(gpu, dn), drop(gpu, dp);
+    free(x), free(base), free(dyn), free(norm);
+    return out;
+}
+
+/* What a convolution rounds for the product behind it is what the product would have rounded. */
 void check_conv_then(void)
 {
-    for (size_t k = 0; k < sizeof convs / sizeof *convs; k++) {
-        const struct conv_case *c = &convs[k];
+    for (size_t k = 0; k < 2 * (sizeof convs / sizeof *convs); k++) {
+        const struct conv_case *c = &convs[k / 2];
         const size_t all = (size_t)c->n * (size_t)c->width;
         if (c->type == KN_TYPE_NONE || (small && all > 20000)) continue;
-        float *out[2];
-        for (int hint = 0; hint < 2; hint++) {
-            const struct kn_ops *op = kn_op(gpu);
-            const int groups = c->width / c->group, stride = 2 * c->taps * groups;
-            struct kn_weight then;
-            const struct kn_weight *w = &then;
-            rnd_state = 77 + k;
-            random_weight(gpu, &then, c->type, c->width, c->width);
-            float *x = gaussians(all, 1.0f), *base = gaussians((size_t)(c->taps * c->width), 0.5f),
-                  *dyn = gaussians((size_t)c->n * (size_t)stride, 0.3f);
-            float *dx = put(gpu, x, all * 4), *db = put(gpu, base, (size_t)(c->taps * c->width) * 4),
-                  *dd = put(gpu, dyn, (size_t)c->n * (size_t)stride * 4), *dout = put(gpu, NULL, all * 4),
-                  *dp = put(gpu, NULL, all * 4);
-            const struct kn_conv a = {.x = dx,
-                                      .base = db,
-                                      .dynamic = dd,
-                                      .stride = stride,
-                                      .out = dout,
-                                      .n = c->n,
-                                      .width = c->width,
-                                      .group = c->group,
-                                      .taps = c->taps,
-                                      .then = hint ? &then : NULL};
-            must(gpu, "conv", op->conv(gpu, &a));
-            must(gpu, "norm_linear", op->norm_linear(gpu, &dp, &w, 1, dout, NULL, 0, c->n));
-            out[hint] = get(gpu, dp, all * 4);
-            op->weight_free(gpu, &then);
-            drop(gpu, dx), drop(gpu, db), drop(gpu, dd), drop(gpu, dout), drop(gpu, dp);
-            free(x), free(base), free(dyn);
-        }
-        verdict(!memcmp(out[0], out[1], all * 4), "conv, prepared for %s, %d rows of %d: the product's bits",
-                kn_type_info(c->type)->name, c->n, c->width);
-        free(out[0]), free(out[1]);
+        float *without = run_then(c, false, k % 2, 77 + k), *with = run_then(c, true, k % 2, 77 + k);
+        verdict(!memcmp(without, with, all * 4), "conv, prepared for %s%s, %d rows of %d: the product's bits",
+                kn_type_info(c->type)->name, k % 2 ? " behind a branch, with a norm" : "", c->n, c->width);
+        free(without), free(with);
     }
 }
 

@@ -189,8 +189,8 @@ static void test_refused(void **state)
         {{{"architectures", "[\"Gemma4DSparkModel\"]"}},
          "d/config.json: architecture Gemma4DSparkModel: DSpark (Gemma 4's blocks) drafters are not "
          "supported..."},
-        {{{"architectures", "[\"Gemma4AssistantForCausalLM\"]"}},
-         "d/config.json: architecture Gemma4AssistantForCausalLM: MTP assistant drafters are not "
+        {{{"architectures", "[\"OtherAssistantForCausalLM\"]"}},
+         "d/config.json: architecture OtherAssistantForCausalLM: MTP assistant drafters are not "
          "supported..."},
         {{{"architectures", "[\"DominoDraftModel\"]"}},
          "d/config.json: key dflash_config.conv_kernel_size shows a DFlash2 drafter, which is not supported "

@@ -431,64 +431,6 @@ static void test_rms_norm(void **state)
     }
 }
 
-/* Two norms side by side, the second one's rows a row late, the first of them from the rows that were kept:
- * the bits of rms_norm, which is held against double above. */
-static void test_norm_pair(void **state)
-{
-    (void)state;
-    static const int widths[] = {1, 40, 257, 5120};
-    enum { N = 5, SLOTS = 7 };
-    struct kn_backend *be;
-    for (size_t c = 0; c < sizeof widths / sizeof *widths; c++) {
-        const int w = widths[c];
-        const size_t row = (size_t)w * 4;
-        float *x = test_alloc(N * row), *y = test_alloc(N * row), *late = test_alloc(SLOTS * row),
-              *g = test_alloc(2 * row), *out = test_alloc(2 * N * row), *want = test_alloc(row);
-        uint64_t seed = (uint64_t)w;
-        rnd_fill(x, (size_t)(N * w), 3.0f, &seed);
-        rnd_fill(y, (size_t)(N * w), 2.0f, &seed);
-        rnd_fill(late, (size_t)(SLOTS * w), 2.0f, &seed);
-        rnd_fill(g, (size_t)(2 * w), 1.0f, &seed);
-        for (int b = 0; (be = test_backend(b)); b++) {
-            for (int32_t from = 0; from < 17; from += 8) { /* NULL: no row late */
-                int32_t pos[N], before[N + 1] = {0};
-                for (int i = 0; i < N; i++) pos[i] = from + i;
-                before[N] = -7;
-                const bool shifted = from > 0;
-                const struct kn_norm_pair a = {.out = out,
-                                               .x = x,
-                                               .x_weight = g,
-                                               .y = y,
-                                               .y_weight = g + w,
-                                               .late = shifted ? late : NULL,
-                                               .slots = SLOTS,
-                                               .pos = pos,
-                                               .before = before,
-                                               .n = N,
-                                               .n_before = N,
-                                               .width = w,
-                                               .eps = 1e-6f};
-                assert_ok(be, kn_op(be)->norm_pair(be, &a));
-                for (int i = 0; i < N; i++) {
-                    const float *from_y = !shifted ? y + i * w
-                                          : i      ? y + (i - 1) * w
-                                                   : late + (from - 1) % SLOTS * w;
-                    assert_ok(be, kn_op(be)->rms_norm(be, want, x + i * w, g, 1, w, 1e-6f));
-                    assert_memory_equal(out + 2 * i * w, want, row);
-                    assert_ok(be, kn_op(be)->rms_norm(be, want, from_y, g + w, 1, w, 1e-6f));
-                    assert_memory_equal(out + (2 * i + 1) * w, want, row);
-                    assert_int_equal(before[i], from + i ? from + i - 1 : 0);
-                }
-                assert_int_equal(before[N], -7);
-            }
-            const struct kn_norm_pair none = {.out = out, .x = x, .y = y, .n = 0, .width = w};
-            assert_int_equal(kn_op(be)->norm_pair(be, &none), KN_EINVAL);
-            kn_backend_close(be);
-        }
-        free(x), free(y), free(late), free(g), free(out), free(want);
-    }
-}
-
 static void test_rope_table(void **state)
 {
     (void)state;
@@ -904,13 +846,19 @@ static void test_accept(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_accept),          cmocka_unit_test(test_open),
-        cmocka_unit_test(test_small_ones),      cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_rms_norm),        cmocka_unit_test(test_norm_pair),
-        cmocka_unit_test(test_rope_table),      cmocka_unit_test(test_rope_store),
-        cmocka_unit_test(test_store_rounding),  cmocka_unit_test(test_attention_reference),
-        cmocka_unit_test(test_attention_bits),  cmocka_unit_test(test_attention_refuses),
-        cmocka_unit_test(test_attention_nan),   cmocka_unit_test(test_attention_reads_halves),
+        cmocka_unit_test(test_accept),
+        cmocka_unit_test(test_open),
+        cmocka_unit_test(test_small_ones),
+        cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_rms_norm),
+        cmocka_unit_test(test_rope_table),
+        cmocka_unit_test(test_rope_store),
+        cmocka_unit_test(test_store_rounding),
+        cmocka_unit_test(test_attention_reference),
+        cmocka_unit_test(test_attention_bits),
+        cmocka_unit_test(test_attention_refuses),
+        cmocka_unit_test(test_attention_nan),
+        cmocka_unit_test(test_attention_reads_halves),
         cmocka_unit_test(test_attention_types),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -31,6 +31,7 @@ struct recorder_call {
         R_RMS_NORM,
         R_NORM_ADD,
         R_NORM_PAIR,
+        R_CLUSTERS,
         R_GATE,
         R_ROUTE,
         R_EXPERTS_GATED,
@@ -64,6 +65,7 @@ struct recorder_call {
     struct kn_walk walk;
     struct kn_top top;
     struct kn_norm_pair pair;
+    struct kn_clusters clusters;
     struct kn_cell cell;
 };
 struct recording {
@@ -127,6 +129,7 @@ static int recorder_run(struct kn_backend *be, const struct recorder_call *c)
     case R_ACCEPT: return op->accept(be, &c->accept);
     case R_RMS_NORM: return op->rms_norm(be, c->out, c->a, c->b, n, c->i, c->f);
     case R_NORM_ADD: return op->norm_add(be, c->out, c->a, c->b, c->c, n, c->i, c->f, c->g);
+    case R_CLUSTERS: return op->clusters(be, &c->clusters);
     case R_NORM_PAIR: return op->norm_pair(be, &c->pair);
     case R_GATE: return op->gate(be, c->out, c->a, n, c->i, c->j);
     case R_ROUTE: return op->route(be, &c->route);
@@ -272,6 +275,10 @@ static int r_norm_add(struct kn_backend *be, float *out, const float *x, const f
                                                    .i = width,
                                                    .f = eps,
                                                    .g = scale});
+}
+static int r_clusters(struct kn_backend *be, const struct kn_clusters *a)
+{
+    return recorder_do(be, &(struct recorder_call){.op = R_CLUSTERS, .clusters = *a});
 }
 static int r_norm_pair(struct kn_backend *be, const struct kn_norm_pair *a)
 {
@@ -453,6 +460,7 @@ static void recorder_on(struct kn_backend *be)
     recorder.op.rms_norm = r_rms_norm;
     recorder.op.norm_add = r_norm_add;
     recorder.op.norm_pair = r_norm_pair;
+    recorder.op.clusters = r_clusters;
     recorder.op.gate = r_gate;
     recorder.op.route = r_route;
     recorder.op.experts_gated = r_experts_gated;

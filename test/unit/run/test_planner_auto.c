@@ -544,6 +544,111 @@ static void test_refused(void **state)
     assert_string_equal(e.msg, "times of plans: no time of a draft (expected one in some context)");
 }
 
+/* ---- trees ---- */
+
+enum { PLACES = 7, TOP = 8 };
+
+/* Places whose first candidate has probability p, the second most of the rest. */
+static struct plan_offer tree_offer(float p, int32_t pos)
+{
+    static float top[PLACES * TOP], logp[PLACES];
+    for (int j = 0; j < PLACES; j++) {
+        logp[j] = top[j * TOP] = logf(p);
+        for (int i = 1; i < TOP; i++) top[j * TOP + i] = logf((1 - p) * (i == 1 ? 0.7f : 0.3f / 7));
+    }
+    return (struct plan_offer){.pos = pos, .n_draft = PLACES, .logp = logp, .top = top, .n_top = TOP};
+}
+
+/* Rows above the block cost `more` of a plain step each. */
+static void tree_planner(struct planner_auto *a, double more, int32_t tree, bool seed)
+{
+    static const int32_t counts[] = {2, 4, 8};
+    struct err e = {0};
+    struct plan_times t = {.draft_s = {1e-4}, .rows_s = {{0, 1e-3, 1.02e-3, 0, 1.04e-3, 0, 0, 0, 1.1e-3}}};
+    t.rows_s[0][16] = 1.1e-3 + 8 * more * 1e-3, t.rows_s[0][64] = 1.1e-3 + 56 * more * 1e-3;
+    const struct planner_auto_options o = {.times = &t,
+                                           .fixed = true,
+                                           .counts = counts,
+                                           .n_counts = 3,
+                                           .block = 8,
+                                           .drafter = true,
+                                           .tree = tree,
+                                           .seed = seed};
+    if (planner_auto_init(a, &o, &e)) fail_msg("%s", e.msg);
+}
+
+static void must_be_tree(const struct plan_choice *c, int32_t most)
+{
+    struct err e = {0};
+    assert_non_null(c->nodes);
+    assert_in_range(c->rows, 3, most + 1);
+    if (tree_check(c->nodes, c->rows, PLACES, TOP, &e)) fail_msg("%s", e.msg);
+    assert_false(tree_is_chain(c->nodes, c->rows));
+}
+
+static void test_trees(void **state)
+{
+    static struct planner_auto a;
+    struct planner p;
+    struct plan plan;
+    struct plan_choice c;
+    struct plan_offer o = tree_offer(0.5f, 100);
+    (void)state;
+    tree_planner(&a, 0.001, 63, false), p = planner_auto(&a); /* rows that cost nothing */
+    p.next(p.ctx, &plan), p.choose(p.ctx, &o, &c);
+    assert_true(plan.draft && !plan.rows);
+    must_be_tree(&c, 63);
+    assert_true(c.rows > 16 && !c.look);
+    tree_planner(&a, 0.001, 9, true), p = planner_auto(&a); /* no more than may be; the chain is in it */
+    p.next(p.ctx, &plan), p.choose(p.ctx, &o, &c);
+    must_be_tree(&c, 9);
+    assert_true(tree_is_chain(c.nodes, c.rows < 8 ? c.rows : 8));
+    tree_planner(&a, 0.001, 0, false), p = planner_auto(&a); /* chains alone */
+    p.next(p.ctx, &plan), p.choose(p.ctx, &o, &c);
+    assert_true(!c.nodes && c.rows <= 8);
+    tree_planner(&a, 0.6, 63, false), p = planner_auto(&a); /* rows that cost more than they give */
+    p.next(p.ctx, &plan), p.choose(p.ctx, &o, &c);
+    assert_true(c.rows <= 8);
+    o = tree_offer(0.995f, 100); /* a chain is as good as certain: siblings are worth nothing */
+    tree_planner(&a, 0.05, 63, false), p = planner_auto(&a);
+    p.next(p.ctx, &plan), p.choose(p.ctx, &o, &c);
+    assert_true(!c.nodes && c.rows == 8);
+}
+
+/* Second choices that are never right: trees are no longer chosen where a chain does as well. Those that
+ * always are: they grow. What a chain is believed to give stays what it was. */
+static void test_trees_learn(void **state)
+{
+    static struct planner_auto a;
+    (void)state;
+    for (int second = 0; second < 2; second++) {
+        const struct plan_offer o = tree_offer(0.5f, 100);
+        int8_t ranks[2] = {second ? 1 : -1, 0};
+        struct plan plan;
+        struct plan_choice c;
+        tree_planner(&a, 0.02, 63, false);
+        const struct planner p = planner_auto(&a);
+        double before = a.sibling[0] / a.sibling[1];
+        for (int i = 0; i < 60; i++) {
+            p.next(p.ctx, &plan), p.choose(p.ctx, &o, &c);
+            if (!c.nodes) continue;
+            ranks[0] = i % 2 ? 0 : second ? 1 : -1; /* every other cycle the first candidate */
+            const struct plan_result r = {.offer = o,
+                                          .choice = c,
+                                          .drafted = true,
+                                          .kept = ranks[0] < 0 ? 1 : 2,
+                                          .labelled = ranks[0] < 0 ? 1 : 2,
+                                          .equal = ranks[0] == 0 ? 2 : 0,
+                                          .ranks = ranks};
+            p.seen(p.ctx, &r);
+        }
+        const double after = a.sibling[0] / a.sibling[1];
+        assert_true(second ? after > before : after < 0.8 * before);
+        if (second) assert_true(a.stats.tree[c.rows] > 0);
+        assert_true(a.stats.cycles > 2);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -560,6 +665,8 @@ int main(void)
         cmocka_unit_test(test_odd),
         cmocka_unit_test(test_counts),
         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_trees),
+        cmocka_unit_test(test_trees_learn),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
