@@ -311,6 +311,15 @@ $(INJECT): test/inject/inject.c
 	$(SAY) LINK $@
 	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra $(if $(filter 1,$(WERROR)),-Werror) -fPIC -shared $< -o $@ -ldl -lpthread
 
+# A client of dflash-generate --serve, and the suite that has it talk (test/serve).
+SERVE_CLIENT := $(BUILD)/test/serve_client
+$(SERVE_CLIENT): test/serve/client.c
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Wshadow $(if $(filter 1,$(WERROR)),-Werror) $< -o $@
+
+test sanitize-suites test-gpu-build: $(SERVE_CLIENT)
+
 .PHONY: test-faults
 test-faults: all $(INJECT) $(PAIR_FILES)
 	@CUDA_VISIBLE_DEVICES= $(RUN) faults $(BUILD)/test/faults.log "inject=test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) $(FAULTS)"
@@ -321,6 +330,8 @@ SUITES = "run=test/run_test.sh" $(UNIT_SUITES) \
          "fuzz=$(MAKE) -s --no-print-directory fuzz-replay" \
          "cli=test/cli/run.sh $(BIN) $(DENSE)" \
          "inject=test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) $(INJECT_POINTS)" \
+         "serve=test/serve/serve.sh $(BIN) $(DENSE) $(SERVE_CLIENT)" \
+         "clients=test/clients/clients.sh $(BIN) $(DENSE)" \
          "reference=test/reference/check_reference.sh $(BIN) $(BUILD)/test/reference" \
          "family=test/family/check_families.sh $(BIN) $(BUILD)/test/family" \
          "golden/pair=test/golden/golden.sh check $(BIN) $(DENSE)" \
@@ -433,6 +444,7 @@ GPU_SUITES = "gpu/mm=$(BUILD)/test/mm_gpu check" \
     "gpu/lossless-pair=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda" \
     "gpu/lossless-low=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --types $(subst $(space),$(comma),$(LOW))" \
     "gpu/lossless-pair-hybrid=$(GPU_LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --types $(HYBRID_TYPES)" \
+    "gpu/serve=test/serve/serve.sh $(BIN) $(DENSE) $(SERVE_CLIENT) 150 bits" \
     "gpu/plans-mtp=$(BUILD)/test/test_gpu --plans $(MTP) $(LOSSLESS_PROMPT)" \
     "gpu/lossless-pair-mtp=$(GPU_LOSSLESS) $(MTP) $(LOSSLESS_PROMPT) --untrained --device cuda --types $(HYBRID_TYPES)" \
     "gpu/lossless-kv=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --types wide --kv" \
@@ -470,6 +482,7 @@ test-sanitize:
 .PHONY: sanitize-suites
 sanitize-suites: all $(UNIT_BIN) $(INJECT) $(PAIR_FILES)
 	@$(RUN_MANY) sanitize $(BUILD)/test/sanitize.log "cli=test/cli/run.sh $(BIN) $(DENSE)" \
+	    "serve=test/serve/serve.sh $(BIN) $(DENSE) $(SERVE_CLIENT) 60" \
 	    "inject/few=test/inject/sweep.sh $(BIN) $(DENSE) $(INJECT) 2 $(SANITIZE_INJECT)" $(UNIT_SUITES)
 # Half a second a run: one job of each kind.
 SANITIZE_INJECT := convert-q4_k_m quantize inspect-pair inspect-check tokenize-spm chat prefill generate generate-state bench-report
@@ -488,7 +501,7 @@ FUZZ_FLAGS   := -std=c11 -D_GNU_SOURCE -O1 -g -w -fno-omit-frame-pointer -fsanit
 FUZZ_WRAP    := $(foreach f,read fstat lseek open close,-Wl$(comma)--wrap=$f) # test/fuzz/stream.h
 FUZZ_RUN     := -timeout=10 -rss_limit_mb=2048 -print_final_stats=1
 # Bytes an input at most: what one find needs, no more, for the speed.
-FUZZ_LEN     := chat=512 config_json=2048 desc=4096 gguf=2048 imatrix=2048 safetensors=2048 session=16384 snapshot=1024 state=1024 tokenize=192 tokenizer_json=8192 tokens=512
+FUZZ_LEN     := chat=512 config_json=2048 desc=4096 gguf=2048 imatrix=2048 request=512 safetensors=2048 session=16384 snapshot=1024 state=1024 tokenize=192 tokenizer_json=8192 tokens=512
 fuzz_args     = -max_len=$(patsubst $1=%,%,$(firstword $(filter $1=%,$(FUZZ_LEN)) $1=4096)) $(if $(wildcard test/fuzz/$1.dict),-dict=test/fuzz/$1.dict)
 build-fuzz/obj/%.o: %.c
 	@mkdir -p $(@D)

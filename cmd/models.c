@@ -308,6 +308,70 @@ int models_session(struct models *m, const struct cli *c, const struct session_o
     return session_new(s, m->target, m->drafter, o, e);
 }
 
+/* Caches of so many streams beside one that fits. */
+static int plan_streams(struct models *m, const struct session_options *o, int32_t streams, struct err *e)
+{
+    const double gib = 1024.0 * 1024 * 1024;
+    struct memory_plan p;
+    if (streams < 2) return 0;
+    if (memory_plan_session(m->planner, o, true, &p, e)) return -1;
+    const uint64_t left = p.free > p.all ? p.free - p.all : 0, more = p.caches ? left / p.caches : UINT64_MAX;
+    if (more >= (uint64_t)streams - 1) return 0;
+    err_set(e, ERR_DEVICE,
+            "%s: too little memory for %d streams (expected %.2f GiB free, caches of %d positions take %.2f "
+            "each; got "
+            "%.2f of %.2f)",
+            models_device(m), streams, (double)(p.all + (uint64_t)(streams - 1) * p.caches) / gib, o->ctx,
+            (double)p.caches / gib, (double)p.free / gib, (double)p.total / gib);
+    return err_hint(e, "--streams %d would fit, or a smaller --ctx", 1 + (int)more);
+}
+
+int models_engine(struct models *m, const struct cli *c, const struct session_options *o,
+                  struct source *source, int32_t streams, struct engine **g, struct err *e)
+{
+    *g = NULL;
+    const bool whole = m->drafter || !m->drafter_path; /* what the plan is of */
+    if (m->planner && whole && (plan(m, c, o, true, e) || plan_streams(m, o, streams, e))) return -1;
+    return engine_open(g, m->target, source, o, e);
+}
+
+void models_park(struct models *m, unsigned what)
+{
+    if (what & MODELS_DRAFTER && m->drafter) {
+        memcpy(m->identity[1], m->drafter->d->identity, 16);
+        model_free(m->drafter);
+        m->drafter = NULL;
+    }
+    if (what & MODELS_TARGET && m->target) {
+        memcpy(m->identity[0], m->target->d->identity, 16);
+        model_free(m->target);
+        m->target = NULL;
+    }
+}
+
+static int take_back(struct models *m, const struct cli *c, bool drafter, struct err *e)
+{
+    struct desc_override o = {.draft_causal = -1};
+    const char *path = drafter ? m->drafter_path : m->target_path;
+    struct model **x = drafter ? &m->drafter : &m->target;
+    struct progress p = {c, drafter ? "loading drafter" : "loading target"};
+    if (drafter) overrides(m, c, &o);
+    if (model_open(x, path, m->be, &o, e)) return -1;
+    if (memcmp((*x)->d->identity, m->identity[drafter], 16))
+        err_set(e, ERR_FORMAT, "%s: is another file than the one that was parked", path);
+    else if (model_fill(*x, show_progress, &p, e) == 0)
+        return 0;
+    model_free(*x);
+    *x = NULL;
+    return -1;
+}
+
+int models_unpark(struct models *m, const struct cli *c, unsigned what, struct err *e)
+{
+    if (what & MODELS_TARGET && !m->target && take_back(m, c, false, e)) return -1;
+    return what & MODELS_DRAFTER && m->drafter_path && !m->drafter ? take_back(m, c, true, e) : 0;
+}
+
 void models_check_flags(const struct models *m, const struct cli *c)
 {
     struct desc_override seen;

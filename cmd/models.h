@@ -10,6 +10,7 @@
 #include "cli.h"
 #include "drafter_flags.h"
 #include "kv_flags.h"
+#include "../common/run/engine.h"
 #include "../common/run/memory_plan.h"
 
 struct models {
@@ -29,6 +30,7 @@ struct models {
     struct kn_backend *be;
     struct model *target, *drafter;
     struct memory_planner *planner; /* NULL where nothing is planned */
+    uint8_t identity[2][16];        /* of target and drafter, when they were parked */
     double load_s;
 };
 #define MODELS_INIT                                                                                          \
@@ -91,6 +93,14 @@ int models_open(struct models *m, const struct cli *c, struct err *e);
 /* session_new over the models; ERR_DEVICE where it does not fit the device's memory, saying what would. */
 int models_session(struct models *m, const struct cli *c, const struct session_options *o, struct session **s,
                    struct err *e);
+/* engine_open over them, with that source (NULL: none); the same refusal, for so many streams. */
+int models_engine(struct models *m, const struct cli *c, const struct session_options *o,
+                  struct source *source, int32_t streams, struct engine **g, struct err *e);
+/* A model's memory is given back, and taken again: opened by its path, and refused (ERR_FORMAT) where that is
+ * another file by now. No engine and no session is there. Parked, m->target or m->drafter is NULL. */
+enum { MODELS_TARGET = 1, MODELS_DRAFTER = 2 };
+void models_park(struct models *m, unsigned what);
+int models_unpark(struct models *m, const struct cli *c, unsigned what, struct err *e);
 void models_close(struct models *m);
 
 /* The types of o's caches, by the flags, else as the state has them (info NULL: no state). o borrows m. */

@@ -93,7 +93,7 @@ static int measure(struct plan_flags *f, struct session *s, const struct kn_samp
     const int32_t block = s->source ? s->o.block : 1;
     int32_t order[SESSION_MAX_ROWS + 1], k = 0;
     struct session_times t;
-    if (f->timed && !s->op->replay) return 0;
+    if (f->timed && (f->lazy || !s->op->replay)) return 0;
     /* The time may not suffice for all: a block's first. */
     if (block > 1) order[k++] = block;
     for (int32_t i = 0; i < n; i++)

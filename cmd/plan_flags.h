@@ -15,12 +15,13 @@ struct plan_flags {
     const char *width, *times_path, *calibration_path; /* as given, or NULL */
     const char *tree, *tree_seed;                      /* the same */
     int32_t rows;                                      /* of --width N; 0: automatic, or of a tree */
-    int32_t tree_most; /* proposals of a tree at most; 0: chains alone */
-    bool tree_fixed;   /* --tree N: so many every cycle */
-    bool seeded;       /* --tree-seed chain */
+    int32_t tree_most;                                 /* proposals of a tree at most; 0: chains alone */
+    bool tree_fixed;                                   /* --tree N: so many every cycle */
+    bool seeded;                                       /* --tree-seed chain */
     struct plan_times times;                           /* of the file; else measured at the first stream */
     struct calibration calibration;
     bool timed;             /* times are there */
+    bool lazy;              /* a stream that finds times there records what it runs when it runs it */
     double timed_s;         /* what measuring and recording took */
     int32_t guessed;        /* times that were not measured for lack of time */
     struct planner_auto a;  /* of the last stream that was opened */

@@ -110,7 +110,7 @@ trace() { [ "$notes" != v ] || printf '+ %s\n' "$*" >&2; }
 
 # ---- flags ----
 
-m='' d='' n=1024 chat='' system='' has_system='' state='' notes='' text='' has_text=''
+stays=1 m='' d='' n=1024 chat='' system='' has_system='' state='' notes='' text='' has_text=''
 value() { # FLAG COUNT [VALUE]
     [ "$2" -gt 1 ] || fail 2 "$1 needs a value"
     case $3 in '') fail 2 "$1: the value is empty" ;; esac
@@ -165,7 +165,11 @@ parse() {
             [ "$verb" != pair ] || fail 2 "$1 is for run and chat"
             add tokenize "$1"
             ;;
-        -o | --force | --append | --save-state | --stats | --logprobs | --draft-trace | --draft-logits)
+        --stop-text)
+            value "$1" $# "${2:-}" && add generate "$1" "$2" && shift
+            stays='' # a process that stays takes them by request
+            ;;
+        --serve | --stream-fd | --listen | --root | --streams | --slot-bytes | --time-limit | -o | --force | --append | --save-state | --stats | --logprobs | --draft-trace | --draft-logits)
             fail 2 "$1 is for dflash-generate itself (-v prints its command)"
             ;;
         -?*)
@@ -222,6 +226,122 @@ answer() {
     status=$(cat "$work/status") || status=4
     [ "$status" != 0 ] || status=$decoded
     [ "$status" != 0 ] && [ "$status" != 130 ] || [ ! -t 1 ] || echo
+}
+
+# ---- one process for all turns of a chat (docs/serve.md) ----
+
+in_json() { # a text as JSON has it
+    printf '%s' "$1" | sed 's/[\\"]/\\&/g'
+}
+
+# Requests go to 6, replies come from 7. Ctrl-C is not its business: the answer is cancelled by a request.
+begin_process() {
+    mkfifo "$work/in" "$work/out" || fail 4 "no pipes in $work"
+    quiet=-q
+    [ "$notes" != v ] || quiet=
+    trace "dflash-generate $generate --serve"
+    (
+        trap '' INT
+        eval "exec dflash-generate $quiet $generate --serve --slot-bytes 1000000000000" <"$work/in" >"$work/out"
+    ) &
+    process=$!
+    exec 6>"$work/in" 7<"$work/out"
+    IFS= read -r _ <&7 || {
+        wait $process
+        exit $?
+    }
+    asked=0
+}
+
+octal() { byte="\\$(($1 / 64))$(($1 / 8 % 8))$(($1 % 8))"; }
+
+# The reply's ids as int32, little-endian; the last one, how it ended and the status into work.
+take_reply() {
+    last='' rest='' cut=''
+    trap 'cut=1; printf "{\"op\":\"cancel\",\"cancel\":%s}\n" "$asked" >&6' INT
+    printf '%s\n' "$request" >&6
+    while :; do
+        IFS= read -r line <&7 || { # by Ctrl-C, or it has ended
+            rest=$rest$line
+            [ -n "$cut" ] && kill -0 $process 2>/dev/null && continue
+            break
+        }
+        line=$rest$line rest=''
+        case $line in
+        '{"op":'*) ;;
+        *'"error":'*)
+            echo "$line" >"$work/error"
+            break
+            ;;
+        *'"done":true'*)
+            case $line in *'"generated_tokens":0,'*) ;; *) printf '%s\n' "$line" >"$work/stats" ;; esac
+            case $line in *'"stop":"cancelled"'*) echo 130 ;; *) echo 0 ;; esac >"$work/status"
+            break
+            ;;
+        *'"tokens":['*)
+            line=${line#*'"tokens":['}
+            IFS=,
+            for last in ${line%%]*}; do # no process for it: Ctrl-C would end that
+                octal $((last & 255)) && bytes=$byte
+                octal $((last >> 8 & 255)) && bytes=$bytes$byte
+                octal $((last >> 16 & 255)) && bytes=$bytes$byte
+                octal $((last >> 24)) && printf "$bytes$byte"
+            done
+            unset IFS
+            ;;
+        esac
+    done
+    [ -z "$last" ] || echo "$last" >"$work/last"
+}
+
+# As answer, by the process.
+ask_process() { # KEYS of the request
+    asked=$((asked + 1))
+    request="{\"id\":$asked,\"file\":\"$(in_json "$work/prompt")\",$1}"
+    trace "$request"
+    rm -f "$work/stats" "$work/status" "$work/error"
+    trap : INT
+    take_reply | (
+        trap '' INT
+        exec dflash-tokenize -m "$m" --decode
+    )
+    decoded=$?
+    trap 'exit 130' INT
+    status=4
+    [ ! -e "$work/status" ] || status=$(cat "$work/status")
+    [ ! -e "$work/error" ] || say "$(sed 's/.*"error":"\([^"]*\)","message":"\(.*\)"}$/\1: \2/' "$work/error")"
+    [ "$status" != 0 ] || status=$decoded
+    [ "$status" != 0 ] && [ "$status" != 130 ] || [ ! -t 1 ] || echo
+}
+
+# Behind an answer the token that ends a turn stands, or it is written first: --continue cut begins with it.
+encode_behind() { # WORDS
+    encode "$1 --continue cut" || return
+    [ "$(od -An -td4 -N4 "$work/prompt" | tr -d ' ')" = "$(cat "$work/last")" ] || return 0
+    tail -c +5 "$work/prompt" >"$work/rest" && mv "$work/rest" "$work/prompt"
+}
+
+# The turn of $text by the process. Slot 0 is the chat.
+turn_there() {
+    words="-m $(quote "$m") --chat --chat-text$tokenize"
+    ask='"snapshot":0'
+    [ -z "$state" ] || ask="$ask,\"save_state\":\"$(in_json "$state")\""
+    if [ -e "$work/last" ]; then
+        ask="\"restore\":0,\"append\":true,$ask"
+        encode_behind "$words"
+    elif [ -n "$state" ] && [ -e "$state" ]; then
+        ask="\"state\":\"$(in_json "$state")\",\"append\":true,$ask"
+        encode "$words --continue $(quote "$state")"
+    else
+        [ -z "$has_system" ] || words="$words --chat-system $(quote "$system")"
+        encode "$words"
+    fi || {
+        status=$?
+        return
+    }
+    ask_process "$ask"
+    note_cut
+    [ "$status" != 130 ] || [ "$notes" = q ] || [ -e "$work/stats" ] || say "interrupted: this turn is not in the chat"
 }
 
 # Was it cut by -n?
@@ -294,7 +414,14 @@ chat() {
     make_work
     case $state in -*) state=./$state ;; esac
     [ -z "$state" ] || [ ! -e "$state" ] || [ -z "$has_system" ] || fail 2 "--chat-system begins a chat, and $state goes on with one"
-    [ -n "$state" ] || state=$work/state
+    case $work$state in *[[:cntrl:]]*) stays='' ;; esac # no name for JSON
+    if [ -n "$has_text" ] || [ -z "$stays" ]; then
+        [ -n "$state" ] || state=$work/state
+        take_turn=turn
+    else
+        begin_process
+        take_turn=turn_there
+    fi
     if [ -n "$has_text" ]; then
         turn
         exit "$status"
@@ -303,7 +430,7 @@ chat() {
         [ ! -t 0 ] || [ ! -t 2 ] || printf '> ' >&2
         IFS= read -r text || [ -n "$text" ] || break
         [ -n "$text" ] || continue
-        turn
+        $take_turn
         [ "$status" = 0 ] || [ "$status" = 130 ] || exit "$status"
         [ -t 1 ] || echo
     done

@@ -12,6 +12,16 @@
 #include "../../common/run/state.h"
 #include "text.h"
 
+/* --serve and its flags (serve.h). */
+struct serve_flags {
+    bool on;
+    const char *listen, *root; /* NULL: not given */
+    int32_t stream_fd;         /* -1: not given */
+    int32_t streams;           /* 0: not given */
+    int64_t slot_bytes;
+    float time_limit;
+};
+
 /* What a run was asked for, as the flags filled it. */
 struct settings {
     struct models m;
@@ -24,7 +34,11 @@ struct settings {
     bool append, ignore_eos, force;
     struct sampling_flags sampling;
     struct text text;
+    struct serve_flags serve;
 };
+
+/* The ids of --stop; *ids is mem_alloc'ed, with room for the target's own behind them. */
+int stops_read(const struct settings *set, int32_t **ids, int32_t *n, struct err *e);
 
 /* What came of it. */
 struct result {

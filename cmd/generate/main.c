@@ -1,11 +1,12 @@
 /* dflash-generate - continue a prompt or a state, with or without a drafter. */
 #include <errno.h>
+#include <signal.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "generate.h"
+#include "serve.h"
 #include "../../common/base/io.h"
 #include "../../common/base/mem.h"
 
@@ -13,6 +14,7 @@ static struct settings set = {
     .m = MODELS_INIT,
     .n = -1,
     .sampling = SAMPLING_INIT,
+    .serve = {.stream_fd = -1, .slot_bytes = (int64_t)4 << 30},
 };
 
 static const struct cli_flag flags[] = {
@@ -49,13 +51,28 @@ static const struct cli_flag flags[] = {
     {"--draft-trace", CLI_STR, &set.trace_path, "FILE", "write every cycle's proposals, int32", 0, 0},
     {"--draft-logits", CLI_STR, &set.draft_logits_path, "FILE",
      "write the first block's logits, float32 [block, n_vocab]", 0, 0},
+    {"--serve", CLI_FLAG, &set.serve.on, NULL, "stay, and answer requests, a line each (docs/serve.md)", 0,
+     0},
+    {"--stream-fd", CLI_I32, &set.serve.stream_fd, "N", "--serve: write tokens to this descriptor", 3,
+     1 << 20},
+    {"--listen", CLI_STR, &set.serve.listen, "PATH",
+     "--serve: take requests from a Unix socket there, not from stdin", 0, 0},
+    {"--root", CLI_STR, &set.serve.root, "DIR", "--serve: paths in requests stay below DIR", 0, 0},
+    {"--streams", CLI_I32, &set.serve.streams, "N",
+     "--serve: requests that run at once (default 1; with --listen 2)", 1, 1024},
+    {"--slot-bytes", CLI_I64, &set.serve.slot_bytes, "N",
+     "--serve: memory for slots and kept beginnings of prompts (default 4 GiB; 0: none)", 0,
+     (double)(1ll << 50)},
+    {"--time-limit", CLI_F32, &set.serve.time_limit, "S",
+     "--serve: seconds that a request may take (default 0: no limit)", 0, 1e9},
     {NULL, CLI_FLAG, NULL, NULL, NULL, 0, 0},
 };
 static struct cli cli = {
     .tool = "generate",
     .synopsis = "-m TARGET.gguf [-d DRAFTER.gguf] [-n N] [flags] < tokens > tokens\n"
                 "-m TARGET.gguf [-d DRAFTER.gguf] --state STATE [--append] [--save-state FILE] [-n N] "
-                "[flags] > tokens",
+                "[flags] > tokens\n"
+                "-m TARGET.gguf [-d DRAFTER.gguf] --serve | --listen PATH [flags]",
     .summary = "Continue a prompt of raw int32 token ids. The output is the same with and without a drafter.",
     .flags = flags,
 };
@@ -144,17 +161,15 @@ static void abort_outputs(struct outputs *o)
 
 /* ---- stops ---- */
 
-/* The model's own ids, unless they are ignored, and those of --stop. *ids is mem_alloc'ed. */
-static int make_stops(int32_t **ids, int32_t *n, struct err *e)
+int stops_read(const struct settings *own, int32_t **ids, int32_t *n, struct err *e)
 {
-    const struct desc *d = set.m.target->d;
-    const char *p = set.stop_list ? set.stop_list : "";
+    const struct desc *d = own->m.target->d;
+    const char *p = own->stop_list ? own->stop_list : "";
     size_t room = (size_t)d->n_stops + strlen(p) / 2 + 1;
     *n = 0;
     *ids = mem_alloc(room * sizeof **ids);
     if (!*ids) return err_set(e, ERR_IO, "out of memory (stop ids)");
-    for (int i = 0; i < d->n_stops && !set.ignore_eos; i++) (*ids)[(*n)++] = d->stops[i];
-    while (set.stop_list && p) { /* p: the next number */
+    while (own->stop_list && p) { /* p: the next number */
         char *end;
         errno = 0;
         long long v = strtoll(p, &end, 10);
@@ -164,10 +179,19 @@ static int make_stops(int32_t **ids, int32_t *n, struct err *e)
         if (*p < '0' || *p > '9' || (*end && *end != ','))
             return err_set(e, ERR_USAGE,
                            "--stop: not a list of ids (expected 0 to %d with commas between, got '%s')",
-                           d->n_vocab - 1, set.stop_list);
+                           d->n_vocab - 1, own->stop_list);
         (*ids)[(*n)++] = (int32_t)v;
         p = *end ? end + 1 : NULL;
     }
+    return 0;
+}
+
+/* Those, and the model's own ids, unless they are ignored. */
+static int make_stops(int32_t **ids, int32_t *n, struct err *e)
+{
+    const struct desc *d = set.m.target->d;
+    if (stops_read(&set, ids, n, e)) return -1;
+    for (int i = 0; i < d->n_stops && !set.ignore_eos; i++) (*ids)[(*n)++] = d->stops[i];
     return 0;
 }
 
@@ -405,6 +429,7 @@ static int run(struct run *u, struct err *e)
 static void check_flags(void)
 {
     models_check_flags(&set.m, &cli);
+    serve_check_flags(&set, &cli);
     text_check(&set.text, &cli);
     if (*kv_flags_convert_doubt(&set.m.kv, set.state_path))
         cli_usage_error(&cli, "%s", kv_flags_convert_doubt(&set.m.kv, set.state_path));
@@ -441,28 +466,41 @@ static void check_flags(void)
                               "--width N, --tree N, or --plan-times FILE)");
 }
 
+static void close_flags(void)
+{
+    lookup_flags_close(&set.lookup);
+    sampling_flags_close(&set.sampling, &set.m);
+    models_close(&set.m);
+}
+
 int main(int argc, char **argv)
 {
     struct err e = {0};
     struct run u = {0};
+    int rc;
     cli_parse(&cli, argc, argv);
     check_flags();
+    if (set.serve.on) {
+        rc = serve(&set, &cli);
+        close_flags();
+        if (!rc) rc = cli_close_stdout(&cli);
+        if (!rc && serve_stopped()) raise(serve_stopped()); /* its handler is the default's again */
+        return rc;
+    }
     if (!set.state_path || set.append) cli_no_binary_tty(&cli, STDIN_FILENO, "the token stream");
     if (set.state_path && !strcmp(set.state_path, "-")) cli_no_binary_tty(&cli, STDIN_FILENO, "a state");
     cli_no_binary_out(&cli, set.out_path, "the token stream");
     if (set.trace_path) cli_no_binary_out(&cli, set.trace_path, "the proposals");
     if (set.draft_logits_path) cli_no_binary_out(&cli, set.draft_logits_path, "the drafter's logits");
     if (set.save_path) cli_no_binary_out(&cli, set.save_path, "the state");
-    int rc = run(&u, &e);
+    rc = run(&u, &e);
     abort_outputs(&u.out);
     session_free(u.s);
     state_close(u.state);
     mem_free(u.prompt);
     mem_free(u.stops);
-    lookup_flags_close(&set.lookup);
     text_close(&set.text);
-    sampling_flags_close(&set.sampling, &set.m);
-    models_close(&set.m);
+    close_flags();
     if (rc) return cli_fail(&cli, &e);
     rc = cli_close_stdout(&cli);
     if (!rc) io_interrupts_end();

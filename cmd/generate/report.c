@@ -152,12 +152,10 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "check_layers", json_boolean(set->m.check_layers));
     json_object_set_new(j, "block", s->source ? json_integer(s->o.block) : json_null());
     json_object_set_new(j, "width",
-                        !s->source ? json_null()
-                        : set->plan.planner.next
-                            ? json_string("auto")
-                        : set->plan.tree_fixed
-                            ? json_null()
-                            : json_integer(set->plan.rows ? set->plan.rows : s->o.block));
+                        !s->source               ? json_null()
+                        : set->plan.planner.next ? json_string("auto")
+                        : set->plan.tree_fixed   ? json_null()
+                                               : json_integer(set->plan.rows ? set->plan.rows : s->o.block));
     json_object_set_new(j, "tree", plan_flags_tree(&set->plan));
     json_object_set_new(j, "plan_times",
                         set->plan.times_path ? json_text(set->plan.times_path, strlen(set->plan.times_path))

@@ -23,8 +23,8 @@ void text_check(const struct text *x, const struct cli *c)
 int text_open(struct text *x, const struct model *target, struct err *e)
 {
     struct err none = {0};
-    if ((!x->stops.n && !x->logprobs.name) || x->t) return 0;
-    if (tok_open(&x->t, target->file, &none)) {
+    if ((!x->stops.n && !x->logprobs.name) || (x->t && !x->borrowed)) return 0;
+    if (!x->borrowed && tok_open(&x->t, target->file, &none)) {
         if (x->stops.n || none.code != ERR_FORMAT) {
             *e = none;
             return x->stops.n && none.code == ERR_FORMAT ? err_prefix(e, "--stop-text") : -1;
@@ -42,7 +42,7 @@ int text_open(struct text *x, const struct model *target, struct err *e)
 
 void text_close(struct text *x)
 {
-    tok_close(x->t);
+    if (!x->borrowed) tok_close(x->t);
     mem_free(x->tail);
     mem_free(x->best);
     mem_free(x->row);

@@ -14,6 +14,7 @@ struct text {
     struct cli_list stops; /* texts that end the stream, as given */
     struct cli_counted logprobs;
     struct tokenizer *t; /* NULL: neither stops nor logprobs, or of those alone a target without one */
+    bool borrowed;       /* t is somebody else's, and was there before text_open */
     char *tail;          /* [most + a token] the last bytes of the text, for what begins in them */
     size_t n_tail, most; /* most: one byte less than the longest of the stops */
     const char *found;   /* the one of the stops that stood there; NULL: none yet */

@@ -51,6 +51,9 @@ struct io_out {
 };
 int io_out_open(struct io_out *o, const char *path, bool force, const char *const *inputs, int n_inputs,
                 struct err *e);
+/* Written through to a descriptor that is open, and is o's from here on, also on failure; name for messages.
+ */
+int io_out_fd(struct io_out *o, int fd, const char *name, struct err *e);
 int io_out_write(struct io_out *o, const void *data, size_t n,
                  struct err *e); /* buffered; handles short writes */
 int io_out_flush(struct io_out *o, struct err *e);

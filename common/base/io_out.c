@@ -206,6 +206,16 @@ static int open_existing(struct io_out *o, const struct stat *st, struct err *e)
     return 0;
 }
 
+int io_out_fd(struct io_out *o, int fd, const char *name, struct err *e)
+{
+    *o = (struct io_out){.fd = fd, .buf = mem_alloc(OUT_BUF), .path = mem_strdup(name)};
+    if (o->buf && o->path) return 0;
+    err_set(e, ERR_IO, "%s: out of memory (output buffer)", name);
+    if (!o->buf && !o->path) close(fd);
+    io_out_abort(o);
+    return -1;
+}
+
 int io_out_open(struct io_out *o, const char *path, bool force, const char *const *inputs, int n_inputs,
                 struct err *e)
 {

@@ -41,6 +41,12 @@ static float *last(const struct session *s, const struct late *x, int32_t n_past
     return x->rows + (n_past - 1) % LATE_ROWS * s->g->width;
 }
 
+void *late_at(const struct session *s, const struct late *x, int32_t pos, size_t *n)
+{
+    *n = (size_t)s->g->width * sizeof(float);
+    return last(s, x, pos + 1);
+}
+
 int late_save(struct session *s, const struct late *x, struct snap_writer *w, struct err *e)
 {
     const size_t bytes = (size_t)s->g->width * sizeof(float);

@@ -20,6 +20,8 @@ int late_open(struct session *s, struct late *x, struct err *e);
 void late_close(struct session *s, struct late *x);
 /* The features of rows, the newest of which are wanted again. */
 int late_keep(struct session *s, const struct late *x, const struct session_rows *r, struct err *e);
+/* Where that of position pos, one of the newest, lies; *n bytes (source_ops.last). */
+void *late_at(const struct session *s, const struct late *x, int32_t pos, size_t *n);
 /* Of a draft step by step: where a reader wants logits of the anchor's row too, there are none: zeros. */
 int session_clear_anchor(struct session *s, struct err *e);
 /* That of the last position, as the section DHID. */

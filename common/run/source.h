@@ -58,6 +58,9 @@ struct source_ops {
     void (*reset)(struct session *s);
     /* The keys and values among the context, n of them, all zero where a layer has none. NULL: none. */
     const struct kn_kv *(*caches)(const struct session *s, int32_t *n);
+    /* What it keeps on the device of position pos, the stream's last, beside caches: *n bytes. Its caches,
+     * if it has any, then end a position earlier. NULL: nothing. */
+    void *(*last)(const struct session *s, int32_t pos, size_t *n);
     /* The rows' features become context. They come in the order of positions, up to SESSION_MAX_ROWS of
      * rows that were run one by one at once. Operations alone: nothing waits, nothing moves to or from the
      * host. All rows of a verify come here where it is recorded, those that are rejected too (cycle.h). */

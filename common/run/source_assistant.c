@@ -100,6 +100,11 @@ static int propose(struct session *s, bool all_rows, struct err *e)
     return 0;
 }
 
+static void *last(const struct session *s, int32_t pos, size_t *n)
+{
+    return late_at(s, &context_of(s)->late, pos, n);
+}
+
 static int save(struct session *s, struct snap_writer *w, struct err *e)
 {
     return late_save(s, &context_of(s)->late, w, e);
@@ -113,6 +118,7 @@ static int load(struct session *s, struct state *st, struct err *e)
 static const struct source_ops assistant = {.name = "assistant",
                                             .open = open_context,
                                             .close = close_context,
+                                            .last = last,
                                             .context = context,
                                             .propose = propose,
                                             .save = save,

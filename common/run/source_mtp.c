@@ -60,6 +60,11 @@ static const struct kn_kv *caches(const struct session *s, int32_t *n)
     return context_of(s) ? context_of(s)->kv : NULL;
 }
 
+static void *last(const struct session *s, int32_t pos, size_t *n)
+{
+    return late_at(s, &context_of(s)->late, pos, n);
+}
+
 static struct work draft_work(const struct session *s)
 {
     struct work w = s->g->work;
@@ -160,6 +165,7 @@ static const struct source_ops mtp = {.name = "mtp",
                                       .open = open_context,
                                       .close = close_context,
                                       .caches = caches,
+                                      .last = last,
                                       .context = context,
                                       .propose = propose,
                                       .save = save,

@@ -120,6 +120,7 @@ static int take_cycle(const struct session *s, const struct spec_options *o, str
     st->idle_s += c->result.idle_s;
     if (c->result.idle_s > st->idle_max_s) st->idle_max_s = c->result.idle_s;
     st->nan_cycles += !c->usable;
+    st->tried += c->rows - 1;
     if (c->block && o->proposals && o->proposals(o->ctx, c->block + 1, s->o.block - 1, e)) return -1;
     /* Accepted proposals are the picks before the first that differs, and that one follows them. Where a row
      * that stays came to no number, what stands before it is written as it is without a drafter, and may end
@@ -139,20 +140,10 @@ static int take_cycle(const struct session *s, const struct spec_options *o, str
 
 /* ---- the loop ---- */
 
-struct loop {
-    struct session *s;
-    const struct spec_options *o;
-    const struct planner *planner;
-    struct plan plan;  /* of the cycle that is started next */
-    int32_t running;   /* cycles whose rows were launched, and that are not finished */
-    bool open;         /* one more is begun */
-    int32_t open_rows; /* that its plan says; 0: the planner is asked */
-};
-
 /* Start what may be started. Every cycle writes a token at least, so one is started only where another token
  * is wanted for certain, but for a stop id. Where a plan may not start ahead with its rows, its draft does,
  * and the rows follow when the cycle before is finished. */
-static int start_cycles(struct loop *l, int64_t wanted, struct err *e)
+static int start_cycles(struct spec_run *l, int64_t wanted, struct err *e)
 {
     while (!l->open && l->running < wanted) {
         struct plan now = l->plan;
@@ -174,7 +165,7 @@ static int start_cycles(struct loop *l, int64_t wanted, struct err *e)
 }
 
 /* The rows of the cycle that is open. */
-static int launch_open(struct loop *l, int64_t wanted, struct err *e)
+static int launch_open(struct spec_run *l, int64_t wanted, struct err *e)
 {
     struct plan_offer offer;
     struct plan_choice choice = {.rows = l->open_rows};
@@ -188,44 +179,56 @@ static int launch_open(struct loop *l, int64_t wanted, struct err *e)
     return 0;
 }
 
-static int run_cycles(struct session *s, const struct spec_options *o, struct spec_stats *st, double start,
-                      bool *ended, struct err *e)
+/* Who plans, where nobody else does. */
+static void choose_planner(struct spec_run *u)
 {
+    const struct session *s = u->s;
+    const struct spec_options *o = u->o;
     const int32_t block = s->source ? s->o.block : 1, most = s->o.look ? s->o.look->rows : block,
                   width = o->width ? o->width : block;
-    struct plan fixed = {.draft = s->source, .rows = s->source ? width : 1};
-    struct plan_looks looks = {.draft = s->source && !o->look_only,
-                               .width = width,
-                               .rows = o->width && o->width < most ? o->width : most,
-                               .match = PLAN_LOOK_MATCH};
-    const struct planner plain = {.next = planner_fixed, .ctx = &fixed},
-                         both = {planner_looks_next, planner_looks_choose, NULL, &looks};
-    struct plan_trees trees = {.proposals = o->tree, .seed = o->tree_seed, .looks = looks};
-    if (!s->o.look) trees.looks.rows = 1;
-    const struct planner tree = {planner_trees_next, planner_trees_choose, NULL, &trees};
-    struct loop l = {.s = s,
-                     .o = o,
-                     .planner = o->planner  ? o->planner
-                                : o->tree   ? &tree
-                                : s->o.look ? &both
-                                            : &plain};
-    struct session_cycle c = {.pos = s->n_past};
-    int32_t kept = 1;
-    l.planner->next(l.planner->ctx, &l.plan);
-    while (!*ended && st->generated < o->n) {
-        const int64_t wanted = o->n - st->generated;
-        if (l.open && !l.running && launch_open(&l, wanted, e)) return -1;
-        if (start_cycles(&l, wanted, e)) return -1;
-        if (!l.running) continue; /* the first, and it is open */
-        int rc = session_cycle_finish(s, &c, e);
-        l.running--;
-        if (rc == 0) rc = take_cycle(s, o, st, &c, &kept, ended, e);
-        if (rc == 0 && l.planner->seen) l.planner->seen(l.planner->ctx, &c.result);
-        st->decode_s = now() - start;
+    u->every = (struct plan){.draft = s->source, .rows = s->source ? width : 1};
+    u->looks = (struct plan_looks){.draft = s->source && !o->look_only,
+                                   .width = width,
+                                   .rows = o->width && o->width < most ? o->width : most,
+                                   .match = PLAN_LOOK_MATCH};
+    u->trees = (struct plan_trees){.proposals = o->tree, .seed = o->tree_seed, .looks = u->looks};
+    if (!s->o.look) u->trees.looks.rows = 1;
+    u->fixed =
+        o->tree
+            ? (struct planner){.next = planner_trees_next, .choose = planner_trees_choose, .ctx = &u->trees}
+        : s->o.look ? (struct planner){planner_looks_next, planner_looks_choose, NULL, &u->looks}
+                    : (struct planner){.next = planner_fixed, .ctx = &u->every};
+    u->planner = o->planner ? o->planner : &u->fixed;
+}
+
+int spec_step(struct spec_run *u, struct err *e)
+{
+    struct session_cycle c;
+    while (!u->ended) {
+        const int64_t wanted = u->o->n - u->st->generated;
+        bool ended = false;
+        if (u->open && !u->running && launch_open(u, wanted, e)) return -1;
+        if (start_cycles(u, wanted, e)) return -1;
+        if (!u->running) continue; /* the first, and it is open */
+        int rc = session_cycle_finish(u->s, &c, e);
+        u->running--;
+        u->cycled = true;
+        if (rc == 0) rc = take_cycle(u->s, u->o, u->st, &c, &u->kept, &ended, e);
+        if (rc == 0 && u->planner->seen) u->planner->seen(u->planner->ctx, &c.result);
+        u->pos = c.pos;
+        u->st->decode_s = now() - u->start;
         if (rc) return -1;
-        *ended = *ended || interrupted(o, st);
+        u->ended = ended || interrupted(u->o, u->st) || u->st->generated >= u->o->n;
+        break;
     }
-    return session_cycles_end(s, c.pos + kept, e);
+    return 0;
+}
+
+int spec_end(struct spec_run *u, struct err *e)
+{
+    struct session *s = u->s;
+    u->s = NULL;
+    return s && u->cycled ? session_cycles_end(s, u->pos + u->kept, e) : 0;
 }
 
 int spec_width_check(int32_t width, int32_t block, const struct source *look, struct err *e)
@@ -257,21 +260,34 @@ static int check(const struct session *s, const struct spec_options *o, struct e
     return 0;
 }
 
-int spec_generate(struct session *s, const struct spec_options *o, struct spec_stats *st, struct err *e)
+int spec_begin(struct spec_run *u, struct session *s, const struct spec_options *o, struct spec_stats *st,
+               struct err *e)
 {
     int32_t anchor;
-    bool ended = false;
     memset(st, 0, sizeof *st);
+    *u = (struct spec_run){.o = o, .st = st};
     if (check(s, o, e) || session_settle_anchor(s, e)) return -1;
     double start = now();
     if (session_pick(s, &o->sampler, 1, &anchor, e)) return -1;
     st->first_s = now() - start;
-    if (write_out(s, o, st, &anchor, NULL, 1, &ended, e)) return -1;
-    const bool all = ended || st->generated == o->n || interrupted(o, st);
-    if (!all && draft_logits(s, o, anchor, e)) return -1;
-    start = now();
+    if (write_out(s, o, st, &anchor, NULL, 1, &u->ended, e)) return -1;
+    u->ended = u->ended || st->generated == o->n || interrupted(o, st);
+    if (!u->ended && draft_logits(s, o, anchor, e)) return -1;
+    u->start = now();
     if (session_cycles_begin(s, anchor, &o->sampler, e)) return -1;
-    return all ? 0 : run_cycles(s, o, st, start, &ended, e);
+    u->s = s;
+    choose_planner(u);
+    if (!u->ended) u->planner->next(u->planner->ctx, &u->plan);
+    return 0;
+}
+
+int spec_generate(struct session *s, const struct spec_options *o, struct spec_stats *st, struct err *e)
+{
+    struct spec_run u;
+    if (spec_begin(&u, s, o, st, e)) return -1;
+    while (!u.ended)
+        if (spec_step(&u, e)) return -1;
+    return spec_end(&u, e);
 }
 
 double spec_tau(const struct spec_stats *st)

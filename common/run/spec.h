@@ -14,6 +14,7 @@
 #include "../base/err.h"
 #include "planner.h"
 #include "session.h"
+#include "tree.h"
 
 struct spec_options {
     int64_t n; /* tokens to write at most, 1 or more */
@@ -61,6 +62,7 @@ struct spec_stats {
     int64_t steps;                      /* target passes after the prefill */
     int64_t nan_cycles;                 /* cycles whose drafter gave NaN and that proposed nothing */
     int64_t accepted[SESSION_MAX_ROWS]; /* cycles by the number of proposals that equalled the picks */
+    int64_t tried;                      /* proposals that were verified */
     int64_t tree_cycles, tree_rows;     /* cycles that verified a tree, and their rows */
     int64_t look_cycles,
         look_accepted; /* cycles that tried a look-up's chain, and its tokens that were right */
@@ -80,6 +82,28 @@ struct spec_stats {
  * have been too. */
 double spec_tau(const struct spec_stats *st);
 
+/* A generation that is under way, a step at a time: spec_begin picks the first token, spec_step finishes a
+ * cycle, spec_end leaves the stream where spec_generate would. Between any two of these calls another stream
+ * of the engine may have its turn. */
+struct spec_run {
+    struct session *s; /* NULL: not begun, or ended */
+    const struct spec_options *o;
+    struct spec_stats *st;
+    const struct planner *planner;
+    struct planner fixed; /* where o has no planner */
+    struct plan every;    /* its context */
+    struct plan_looks looks;
+    struct plan_trees trees;
+    struct plan plan;  /* of the cycle that is started next */
+    int32_t running;   /* cycles whose rows were launched, and that are not finished */
+    bool open;         /* one more is begun */
+    int32_t open_rows; /* that its plan says; 0: the planner is asked */
+    bool ended;        /* nothing is left to do but spec_end */
+    bool cycled;       /* a cycle was finished: */
+    int32_t pos, kept; /* of the last one */
+    double start;
+};
+
 /* ERR_USAGE: a width (0: as wide as may be) that spec_generate would refuse with blocks of that size and
  * look-ups, or NULL. */
 int spec_width_check(int32_t width, int32_t block, const struct source *look, struct err *e);
@@ -88,5 +112,14 @@ int spec_width_check(int32_t width, int32_t block, const struct source *look, st
  * tokens written but the last are committed, with or without a source, and logits are those of no row. st is
  * filled as far as it went, also on failure. ERR_USAGE: n does not fit ctx, or width is out of range. */
 int spec_generate(struct session *s, const struct spec_options *o, struct spec_stats *st, struct err *e);
+
+/* Everything handed over outlives the run; the struct stays where it is. Errors: those of spec_generate. */
+int spec_begin(struct spec_run *u, struct session *s, const struct spec_options *o, struct spec_stats *st,
+               struct err *e);
+/* Finish one cycle, unless the run has ended. */
+int spec_step(struct spec_run *u, struct err *e);
+/* At any token, also where the run has not ended. Behind a failure it is not called: the stream is given up.
+ */
+int spec_end(struct spec_run *u, struct err *e);
 
 #endif

@@ -35,6 +35,9 @@ struct state_info {
 int state_save(struct session *s, struct io_out *o, struct err *e);
 /* Read a state from a file or, for "-" and anything that cannot be mapped, a stream. */
 int state_open(struct state **st, const char *path, struct state_info *info, struct err *e);
+/* The same of a descriptor at the beginning of a state, which is the state's from here on, also on failure.
+ */
+int state_open_fd(struct state **st, int fd, const char *name, struct state_info *info, struct err *e);
 /* What state_restore would refuse of a session with these options (session_options_check filled them in),
  * before there is one. drafter: NULL without. */
 int state_check(const struct state *st, const struct desc *target, const struct desc *drafter,

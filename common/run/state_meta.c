@@ -114,18 +114,24 @@ int state_section(struct state *st, const char *tag, uint64_t size, struct err *
 
 int state_open(struct state **out, const char *path, struct state_info *info, struct err *e)
 {
+    const bool piped = !strcmp(path, "-");
+    const int fd = piped ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    *out = NULL;
+    return fd < 0 ? err_errno(e, "%s", path) : state_open_fd(out, fd, piped ? "stdin" : path, info, e);
+}
+
+int state_open_fd(struct state **out, int fd, const char *name, struct state_info *info, struct err *e)
+{
     struct state *st = mem_calloc(1, sizeof *st);
-    bool piped = !strcmp(path, "-");
     uint8_t *meta = NULL;
     int rc = -1;
     *out = NULL;
-    if (!st) return err_set(e, ERR_IO, "out of memory (a state)");
-    st->fd = piped ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
-    st->name = mem_strdup(piped ? "stdin" : path);
-    if (st->fd < 0) {
-        err_errno(e, "%s", path);
-        goto out;
+    if (!st) {
+        if (fd > STDIN_FILENO) close(fd);
+        return err_set(e, ERR_IO, "out of memory (a state)");
     }
+    st->fd = fd;
+    st->name = mem_strdup(name);
     if (!st->name) {
         err_set(e, ERR_IO, "out of memory (a state)");
         goto out;

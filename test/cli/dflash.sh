@@ -83,6 +83,29 @@ wait $pid || s=$?
 dflash-inspect --check cut >out || cat out
 dflash-tokenize -m q.gguf --chat $C --chat-text --continue cut <sys | cmp -n 4 - <(printf %s Hi | chat_ids --continue cut)
 dflash chat -q -m q.gguf $C --state cut -n 3 more >out
+# and the chat goes on, in the one process of its turns
+mkfifo words
+sed -i 's/"hidden_size":64,"intermediate_size":64,"num_hidden_layers":1/"hidden_size":256,"intermediate_size":1024,"num_hidden_layers":12/' qwen/config.json
+dflash-convert -q qwen --random 1 -o slow.gguf
+env --default-signal=INT setsid dflash chat -m slow.gguf $C --state both --ignore-eos -n 1500 -v <words >got 2>err &
+pid=$!
+exec 9>words
+echo Hi >&9
+for ((i = 0; i < 3000; i++)); do
+    [ "$(stat -c %s got)" -lt 200 ] || break
+    sleep 0.01
+done
+kill -INT -$pid
+echo more >&9
+exec 9>&-
+s=0
+wait $pid || s=$?
+[ $s = 0 ] && [ "$(grep -c '^+ dflash-generate' err)" = 1 ] && [ "$(grep -c '^+ {' err)" = 2 ] || echo "Ctrl-C in a chat: status $s: $(cat err)"
+dflash-inspect --check both >out || cat out
+n=$(dflash-inspect both | sed -n 's/.*a state of \([0-9]*\) positions.*/\1/p')
+[ "$n" -gt 1550 ] && [ "$n" -lt 3000 ] || echo "$n positions" # the second answer whole, the first not
+printf '%s\n' one two | dflash chat -m q.gguf $C --ctx 40 -n 30 --ignore-eos >got 2>err || s=$?
+[ $s = 4 ] && grep -q '^dflash chat: context_overflow: does not fit the context of 40' err || cat err
 ls -A "$TMPDIR" | grep '^dflash\.' || true >left # none of ours stays
 
 dflash pair "$T" "$D" -n 32 --width 8 --temp 0.7 >out

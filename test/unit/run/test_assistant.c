@@ -9,7 +9,7 @@
 
 #include "../../../common/inspect/check.h"
 #include "../../../common/run/session_impl.h"
-#include "turns.h"
+#include "spans.h"
 
 enum { IDS = 11, BLOCK = 6, KINDS = 2 };
 
@@ -234,6 +234,9 @@ static void test_streams(void **state)
         any_turns(turns, 2 + i % 2, (uint32_t)i * 31 + 5, 2);
         y.o.look = NULL;
         any_times(&y, (uint32_t)i * 5 + 3, recorded, ".");
+        any_runs(turns, 2 + i % 2, (uint32_t)i * 7 + 1);
+        turns[2].o.look = NULL;
+        any_spans(&turns[2], ".");
         if (recorded) recorder_off(be);
         known_close(&k);
         model_free(d);

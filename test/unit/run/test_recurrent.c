@@ -13,7 +13,7 @@
 #include "../../../common/run/memory_plan.h"
 #include "../../../common/run/session_impl.h"
 #include "../../../common/run/times.h"
-#include "turns.h"
+#include "spans.h"
 
 enum { IDS = 9, BLOCK = 6, N_ROWS = 150 };
 
@@ -783,6 +783,26 @@ static void test_turns(void **state)
     }
 }
 
+/* In parts: behind spans and points of another stream, and a cycle of each in turn (spans.h). */
+static void test_parts(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < KINDS; kind++) {
+        struct model *t = target(kind), *d = drafter(state);
+        struct source x = source_drafter(d);
+        for (int i = 0; i < 16; i++) {
+            struct setting y[STREAMS];
+            for (int k = 0; k < STREAMS; k++) y[k] = setting(t, i / 8 ? &x : NULL, i, 5 + 31 * k);
+            if ((i ^ i >> 1) & 1) recorder_on(be);
+            any_runs(y, 2 + i % 2, (uint32_t)i * 13 + 5);
+            any_spans(&y[2], ".");
+            if ((i ^ i >> 1) & 1) recorder_off(be);
+        }
+        model_free(d);
+        model_free(t);
+    }
+}
+
 static int open_all(void **state)
 {
     const struct kn_open o = {.device = "cpu", .threads = 1};
@@ -817,6 +837,7 @@ int main(void)
         cmocka_unit_test(test_plans),
         cmocka_unit_test(test_any_stop),
         cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_parts),
         cmocka_unit_test(test_times),
         cmocka_unit_test(test_after),
         cmocka_unit_test(test_decoded),
@@ -827,6 +848,7 @@ int main(void)
         MTP(test_plans),
         MTP(test_any_stop),
         MTP(test_turns),
+        MTP(test_parts),
         MTP(test_times),
         MTP(test_after),
         MTP(test_decoded),

@@ -4,6 +4,8 @@
 
 #include "turns_tiny.h"
 
+#include "spans.h"
+
 static void test_any_stop(void **state)
 {
     static const int32_t length[] = {1, 33, 250, 770};
@@ -31,6 +33,30 @@ static void test_turns(void **state)
         for (int k = 0; k < STREAMS; k++) y[k] = setting(i + k, i & 1, i & 2, 5 + 61 * k + 7 * i);
         if (i & 4) recorder_on(be);
         any_turns(y, 2 + i / 8, (uint32_t)i * 31 + 5, 2);
+        if (i & 4) recorder_off(be);
+    }
+}
+
+static void test_spans(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 16; i++) {
+        struct setting y = setting(i, i & 1, i & 2, i & 8 ? 700 : 150);
+        y.o.chunk = i & 8 ? 200 : 48;
+        if (i & 4) recorder_on(be);
+        any_spans(&y, scratch_dir);
+        if (i & 4) recorder_off(be);
+    }
+}
+
+static void test_runs(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 16; i++) {
+        struct setting y[STREAMS];
+        for (int k = 0; k < STREAMS; k++) y[k] = setting(i + k, i & 1, i & 2, 5 + 61 * k + 7 * i);
+        if (i & 4) recorder_on(be);
+        any_runs(y, 2 + i / 8, (uint32_t)i * 57 + 3);
         if (i & 4) recorder_off(be);
     }
 }
@@ -113,8 +139,9 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_any_stop), cmocka_unit_test(test_turns),   cmocka_unit_test(test_slot),
-        cmocka_unit_test(test_times),    cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_any_stop), cmocka_unit_test(test_turns), cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_runs),     cmocka_unit_test(test_slot),  cmocka_unit_test(test_times),
+        cmocka_unit_test(test_refused),
     };
     if (engine_begin()) return 4;
     int rc = cmocka_run_group_tests_name("streams", tests, open_all, close_all);
