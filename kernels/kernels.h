@@ -753,7 +753,6 @@ struct kn_ops {
                 int64_t width);
     int (*accept)(struct kn_backend *, const struct kn_accept *);
     /* Trees. follow is NULL where a backend runs none; then the three are. */
-    bool tree_coded; /* they run over quantised keys and values too */
     int (*follow)(struct kn_backend *, const struct kn_follow *);
     int (*settle)(struct kn_backend *, const struct kn_settle *);
     /* dst[i] = src[rows[i]], rows of width values; rows in device memory */

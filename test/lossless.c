@@ -18,8 +18,8 @@
  * is part of a stream's identity: passes of more than 64 rows may round otherwise, alike in both modes.
  * --types LIST: only these types of target, joined by commas; iq4_nl, iq4_xs, q3_k, q2_k and wide (heads of
  * 128, test/make_wide.c) are run only so. --kv: caches of every type with every other instead (for wide).
- * --untrained: the drafter's weights are random, it has no relatives, and none of its proposals need be
- * right: what is accepted are look-ups' and rows of drawn plans.
+ * --untrained: the drafter's weights are random, it has no relatives and offers no trees, and none of its
+ * proposals need be right: what is accepted are look-ups' and rows of drawn plans.
  * --jobs N: N processes, each with the cases of its share of the references. --part I/N: only share I of
  * 0..N-1. Prints "ok   lossless/..." or "FAIL lossless/..." a group and what differed; exit 1 if any failed.
  */
@@ -362,6 +362,7 @@ static bool looks_agree(const int *c, const struct run *plain, const struct run 
 #define TREES 2
 
 /* The target's stream and the drafter's first block, also where a look-up's chain may take a tree's place. */
+static bool no_trees; /* of a drafter that offers no candidates */
 static bool trees_agree(const int *c, const struct run *plain, const struct run *drafted)
 {
     static const int sizes[] = {15, 3, 63, 31, 7};
@@ -567,7 +568,7 @@ static void examine(const int *c)
     bool drafts = r.cycles > 0 && r.n_trace > 0;
     const bool turns = done % TURNS || turns_agree(c, plain, drafted);
     const bool looks = done % LOOKS || looks_agree(c, plain, drafted);
-    const bool trees = done % TREES || trees_agree(c, plain, drafted);
+    const bool trees = no_trees || done % TREES || trees_agree(c, plain, drafted);
     done++;
     accepted += r.accepted;
     cycles += r.cycles;
@@ -847,7 +848,7 @@ int main(int argc, char **argv)
         if (!strcmp(argv[i], "--all"))
             all = true;
         else if (!strcmp(argv[i], "--untrained"))
-            untrained = true, axis_size[DRAFTER] = 3;
+            untrained = no_trees = true, axis_size[DRAFTER] = 3;
         else if (!strcmp(argv[i], "--kv"))
             take_caches();
         else if (!strcmp(argv[i], "--device") && i + 1 < argc)

@@ -238,7 +238,8 @@ static const char *out_name(const struct regguf *c, const char *name, char *buf,
 {
     char upstream[256];
     if (!c->dialect) return name;
-    return dialect_from_upstream(c->dialect, dialect_to_upstream(c->in, name, upstream, sizeof upstream), buf, n);
+    return dialect_from_upstream(c->dialect, dialect_to_upstream(c->in, name, upstream, sizeof upstream), buf,
+                                 n);
 }
 
 /* What is copied is looked at as well, as in every conversion: a NaN must not travel on in silence. x:

@@ -104,7 +104,7 @@ bool quant_may_quantize(const struct quant_tensor *t)
     static const char *const never[] = {
         "_norm.weight", "ffn_gate_inp.weight",  "ssm_conv1d", "shortconv.conv", "position_embd",
         "token_types",  "per_layer_model_proj", "altup",      "laurel",         "attn_rel_b.weight",
-        "conf_proj",     "mtp.centroids"};
+        "conf_proj",    "mtp.centroids"};
     const size_t n = strlen(t->name);
     if (gguf_n_dims(t->n_dims, t->ne) < 2 || n < 6 || strcmp(t->name + n - 6, "weight")) return false;
     for (size_t i = 0; i < sizeof never / sizeof *never; i++)

@@ -164,13 +164,13 @@ struct pass {
                   */
     int32_t every; /* of one final row: kn_delta's */
     int32_t n;
-    int32_t first_pos;  /* the position of row 0, as the host knows it: for messages */
-    const int32_t *ids; /* [n] device */
-    const int32_t *pos; /* [n] device, ascending by one */
+    int32_t first_pos;          /* the position of row 0, as the host knows it: for messages */
+    const int32_t *ids;         /* [n] device */
+    const int32_t *pos;         /* [n] device, ascending by one */
     const struct kn_tree *tree; /* NULL, or the rows are a tree's (device); ids and pos are its own then, */
     const struct kn_kv *tail;   /* [n_layer] their keys and values go here, row r to position r, */
     const int32_t *rows;        /* [n] device: 0, 1, 2, ... */
-    float *features;    /* [n, n_features] tap-major: left by a target, read by a drafter; NULL: not wanted */
+    float *features; /* [n, n_features] tap-major: left by a target, read by a drafter; NULL: not wanted */
     const struct desc *tapped;   /* the drafter whose taps a target leaves; NULL where features is */
     const int32_t *visible_from; /* drafters: NULL, or one int32 (device): context before it is not seen */
     bool check;                  /* look for NaN and Inf after every layer (slow; waits for the device) */

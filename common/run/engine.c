@@ -143,14 +143,6 @@ static int check_tree(const struct engine *g, struct err *e)
         return err_set(e, ERR_USAGE,
                        "source %s: offers no candidates for a tree (expected a drafter that does)",
                        g->source ? g->source->op->name : "none");
-    for (int32_t i = 0; i < g->target->d->n_layer && !g->op->tree_coded; i++) {
-        const struct kn_kv_types t = session_kv(&g->o, false, i);
-        if (!g->target->d->layer[i].recurrent && (kn_kv_coded(t.k) || kn_kv_coded(t.v)))
-            return err_set(e, ERR_USAGE,
-                           "%s: runs no trees over quantised keys or values (expected f16, bf16 or f32, got %s "
-                           "and %s in layer %d)",
-                           g->op->name, kn_kv_name(t.k), kn_kv_name(t.v), i);
-    }
     if (g->o.synthetic)
         return err_set(e, ERR_USAGE, "stated acceptance is that of chains (expected no tree of %d proposals)",
                        g->o.tree);

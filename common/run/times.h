@@ -24,11 +24,12 @@ struct session_times {                     /* in seconds; 0: not measured */
 
 struct session_timing {
     struct kn_sampler sampler; /* of the cycles to come: recordings depend on it */
-    const int32_t *rows; /* [n] rows of verifies, 1 .. block or those of look-ups or trees, the most wanted first */
-    int32_t n;           /* 0 without either */
-    int32_t reach;       /* recordings are made for positions below this at least; 0: as they come */
-    double budget_s;     /* no part but the plain row is begun of which the one before says that it
-                            would not fit */
+    const int32_t
+        *rows;     /* [n] rows of verifies, 1 .. block or those of look-ups or trees, the most wanted first */
+    int32_t n;     /* 0 without either */
+    int32_t reach; /* recordings are made for positions below this at least; 0: as they come */
+    double budget_s; /* no part but the plain row is begun of which the one before says that it
+                        would not fit */
 };
 
 /* Bytes that session_time takes while it measures: a copy of the recurrent state; 0 without any. */

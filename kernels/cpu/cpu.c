@@ -202,7 +202,6 @@ static const struct kn_ops cpu_ops = {
     .offer = cpu_offer,
     .keep = cpu_keep,
     .accept = cpu_accept,
-    .tree_coded = true,
     .follow = cpu_follow,
     .settle = cpu_settle,
     .gather = cpu_gather,

@@ -413,9 +413,6 @@ int attn_tree(struct cuda_backend *be, const struct kn_attention *a, const struc
         tail->n_head_kv != a->kv->n_head_kv || tail->type.k != a->kv->type.k || tail->type.v != a->kv->type.v)
         return cuda_fail(be, KN_EINVAL,
                          "attention: %d rows of a tree, not causal or without a tail like the cache", a->n);
-    if (kn_kv_coded(tail->type.k) || kn_kv_coded(tail->type.v))
-        return cuda_fail(be, KN_EINVAL,
-                         "attention: a tree over quantised keys or values (expected f16, bf16 or f32)");
     struct tree_rows r = {};
     r.a = *p;
     r.tree = a->tree, r.tail_k = tail->k, r.tail_v = tail->v;

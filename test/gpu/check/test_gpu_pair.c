@@ -506,7 +506,7 @@ static void check_pieces_of(const char *dir, const char *type)
     if (model_load(&t, path[0], gpu, NULL, NULL, NULL, &e) ||
         model_load(&d, path[1], gpu, NULL, NULL, NULL, &e))
         die(path[0], e.msg);
-    struct source x = source_dflash(d);
+    struct source x = source_drafter(d);
     const struct session_options o = {
         .ctx = 700, .block = x.rows < PLAN_ROWS ? x.rows : PLAN_ROWS, .kv = {KN_F16, KN_F16}};
     if (engine_open(&g[0], t, NULL, &o, &e) || engine_open(&g[1], t, &x, &o, &e)) die("engine", e.msg);

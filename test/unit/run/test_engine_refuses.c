@@ -69,7 +69,7 @@ static void test_desc_refuses(void **state)
         {{.wide_tensor = "blk.1.attn_norm.weight"}, "(expected [40], got [41])"},
         {{.drafter = true, .edit = other_dialect}, "keys begin with 'dflash.' (expected 'dflash-draft.', as"},
         {{.drafter = true, .edit = conv_key},
-         "a DFlash2 drafter: running it is not supported (found dflash.conv_kernel_size 2)"},
+         "key 'dflash.conv_group_size': is missing (expected an integer)"},
         {{.drafter = true, .edit = short_pattern}, "(expected bool[2], got bool[1])"},
         {{.drafter = true, .edit = tap_zero}, "element 0 out of range (expected 1 to 1024, got 0)"},
         {{.drafter = true, .edit = three_taps}, "is no multiple of the 3 taps"},

@@ -31,7 +31,7 @@ static inline int open_all(void **state)
     (void)state;
     must(tiny_write(path, &(struct tiny){.seed = 1, .edit = slide}, &e), &e);
     target = load(target_path, be), sliding = load(path, be), drafter = load(drafter_path, be);
-    source = source_dflash(drafter);
+    source = source_drafter(drafter);
     return 0;
 }
 
