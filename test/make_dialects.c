@@ -45,11 +45,6 @@ static int laguna_keys(struct gguf_writer *w, struct err *e)
 {
     return gguf_put_bool(w, "dflash-draft.dflash.laguna", true, e);
 }
-static int assistant_keys(struct gguf_writer *w, struct err *e)
-{
-    return gguf_put_str(w, "general.architecture", "gemma4-assistant", 16, e);
-}
-
 static const struct df_extra dspark[] = {
     {"dflash.dspark.markov.w1", {4, DF_VOCAB}}, {"dflash.dspark.markov.w2", {4, DF_VOCAB}}, {NULL, {0}}};
 static const struct df_extra torn_dspark[] = {{"markov_w1.weight", {4, DF_VOCAB}}, {NULL, {0}}};
@@ -73,8 +68,7 @@ static int write_relatives(const char *dir, const struct df_drafter *d, struct e
              {"reduced-torn", "upstream", {.extra = reduced}},
              {"laguna", "ik", {.edit = laguna_keys, .extra = laguna}},
              {"sinks", "upstream", {.extra = sinks}},
-             {"biased", "ik", {.extra = biased}},
-             {"assistant", "upstream", {.edit = assistant_keys}}};
+             {"biased", "ik", {.extra = biased}}};
     char path[4096];
     for (size_t i = 0; i < sizeof r / sizeof r[0]; i++) {
         const struct spelling *s = spellings;

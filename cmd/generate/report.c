@@ -157,6 +157,8 @@ static json_t *settings_json(const struct settings *set, const struct session *s
                         : set->plan.tree_fixed   ? json_null()
                                                : json_integer(set->plan.rows ? set->plan.rows : s->o.block));
     json_object_set_new(j, "tree", plan_flags_tree(&set->plan));
+    json_object_set_new(j, "tree_seed",
+                        set->plan.tree ? json_string(set->plan.seeded ? "chain" : "none") : json_null());
     json_object_set_new(j, "plan_times",
                         set->plan.times_path ? json_text(set->plan.times_path, strlen(set->plan.times_path))
                                              : json_null());

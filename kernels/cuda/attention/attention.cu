@@ -83,8 +83,8 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const __grid_cons
 typedef void (*any_fn)(const struct any_args);
 static int launch_any(struct cuda_backend *be, const struct kn_attention *a, const struct attn &p)
 {
-    const any_fn f =
-        kv_of_types(a->kv->type, [](auto k, auto v) -> any_fn { return attn_any<decltype(k), decltype(v)>; });
+    const any_fn f = kv_of_all_types(
+        a->kv->type, [](auto k, auto v) -> any_fn { return attn_any<decltype(k), decltype(v)>; });
     struct any_args all = {p, kv_side_of(a->kv, false), kv_side_of(a->kv, true)};
     return cuda_check(be, "attention",
                       cuda_launch(be, f, dim3((unsigned)p.n_head, (unsigned)p.n), dim3(KN_KV_SPLIT), 0, all));
