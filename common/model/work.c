@@ -181,7 +181,7 @@ void work_free(struct work *w, struct kn_backend *be)
         w->attn,  w->ff,         w->router, w->expert,  w->expert_w, w->expert_ff,  w->shared,
         w->qkv,   w->z,          w->alpha,  w->beta,    w->rope[0],  w->rope[1],    w->context,
         w->fused, w->draft_rope, w->conv,   w->dynamic, w->selector, w->candidates, w->candidate_logits,
-        w->edges};
+        w->edges, w->from,       w->part,   w->beside,  w->joint,    w->mixed};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) kn_op(be)->free(be, all[i]);
     *w = (struct work){0};
 }
