@@ -203,7 +203,7 @@ RUN_MANY := SUITE_JOBS=$(SUITE_JOBS) $(RUN)
 UNIT_SUITES = $(foreach t,$(UNIT_BIN),"unit/$(notdir $t)=$t")
 .PHONY: unit
 unit: $(UNIT_BIN)
-	@$(RUN) unit $(BUILD)/test/unit.log $(UNIT_SUITES)
+	@$(RUN_MANY) unit $(BUILD)/test/unit.log $(UNIT_SUITES)
 
 # Benchmarks of single parts: test/bench/bench_*.c.
 $(BUILD)/bench/%: test/bench/%.c $(LIB)
