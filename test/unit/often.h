@@ -1,6 +1,5 @@
 /* often.h - how often a test repeats what it draws at random. Under the address sanitizer, which makes a run
- * some ten times slower, a third: it looks for errors of memory, which hang on settings, and those all come
- * in the first third. */
+ * some ten times slower, a third. What is drawn later is not seen under it. */
 #ifndef TEST_OFTEN_H
 #define TEST_OFTEN_H
 
