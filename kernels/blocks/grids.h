@@ -44,7 +44,11 @@ GRID_FN uint32_t grid_u32(const uint8_t *p)
 {
     return grid_u16(p) | grid_u16(p + 2) << 16;
 }
+#ifdef __cplusplus
+GRID_FN constexpr bool grid_has(uint32_t type)
+#else
 GRID_FN bool grid_has(uint32_t type)
+#endif
 {
     return type == KN_IQ2_XXS || type == KN_IQ2_XS || type == KN_IQ2_S || type == KN_IQ3_XXS ||
            type == KN_IQ3_S || type == KN_IQ1_S || type == KN_IQ1_M;

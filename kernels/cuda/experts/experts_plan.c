@@ -232,7 +232,8 @@ bool experts_plan(const struct cuda_device *dev, const struct experts_shape *s, 
     a->all_panels = a->panels = (int32_t)((s->n_out + 15) / 16);
     a->n_out = (int32_t)s->n_out;
     a->ld = s->n_out;
-    for (int j = 0; j < 4; j++) c->low |= mm_is_low(a->type[j]);
+    for (int j = 0; j < 4; j++)
+        if (mm_low(a->type[j]) > c->low) c->low = mm_low(a->type[j]);
     choose(dev, a, t->act, c);
     return true;
 }

@@ -103,7 +103,7 @@ struct experts_choice {
     bool found; /* a kernel fits */
     enum experts_form form;
     int log2_tiles;
-    bool low;      /* the kernel that knows low types */
+    int low;       /* the highest mm_low of the matrices */
     unsigned grid; /* blocks at most */
 };
 /* Shapes and slices to a, and how it is run; false: rows are too long. */

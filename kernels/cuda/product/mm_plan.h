@@ -4,7 +4,7 @@
 #ifndef DFLASH_CUDA_MM_PLAN_H
 #define DFLASH_CUDA_MM_PLAN_H
 
-#include "../../kernels.h"
+#include "../../blocks/grids.h"
 #include "../core/device.h"
 
 #ifdef __cplusplus
@@ -117,10 +117,11 @@ struct mm_args {
     int32_t cluster;    /* blocks that are given the same rows together: 1 or a power of two */
     uint32_t pitch, ring_bytes; /* of a ring, there: from place to place; of all */
 };
-/* Types that mm_kernel_low and experts_kernel_low are for. */
-static inline bool mm_is_low(uint32_t type)
+/* Which of the kernels of K types is for a type: 0, mm_kernel_k; 1, mm_kernel_low; 2, mm_kernel_grid. Each
+ * knows the types of those before. */
+static inline int mm_low(uint32_t type)
 {
-    return type == KN_Q2_K || type == KN_Q3_K || type == KN_IQ4_XS;
+    return grid_has(type) ? 2 : type == KN_Q2_K || type == KN_Q3_K || type == KN_IQ4_XS;
 }
 static inline int mm_planes(enum mm_act act)
 {
@@ -202,7 +203,8 @@ struct mm_shape {
 struct mm_group {
     const struct mm_type *t;
     int32_t panels, widest;          /* of all; bytes of the largest unit */
-    bool mixed, low, leave;          /* units of several sizes; a low type; the slices' sums may be left */
+    bool mixed, leave;               /* units of several sizes; the slices' sums may be left */
+    int low;                         /* the highest mm_low */
     int32_t most_units, least_units; /* of a copy */
 };
 
@@ -218,7 +220,8 @@ struct mm_choice {
     const struct mm_plan *plan;
     int log2_tiles; /* tiles of 8 rows that a warp multiplies with */
     int warps;      /* of a block */
-    bool few, low;  /* a kernel of mm_few.cuh; the one that knows low types */
+    bool few;       /* a kernel of mm_few.cuh */
+    int low;        /* mm_group's */
     bool together;
     int32_t blocks;
     int wide_rows, wide_groups; /* MM_WIDE: rows it multiplies with, tiles of a block */
@@ -262,7 +265,7 @@ int32_t mm_plan_panels(const struct cuda_device *dev, const struct mm_choice *c,
 void mm_plan_launch(const struct cuda_device *dev, struct mm_choice *c, int32_t first, int32_t most,
                     int32_t panels, struct mm_args *a);
 /* Is there code for it? mm_kernel_of (mm.cuh) returns a kernel for these and no others. */
-bool mm_has(enum mm_act act, int log2_tiles, int warps, bool generic, bool low);
+bool mm_has(enum mm_act act, int log2_tiles, int warps, bool generic, int low);
 
 #ifdef __cplusplus
 }
