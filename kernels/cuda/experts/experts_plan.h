@@ -42,7 +42,8 @@ struct experts_tile {
  * both before. */
 struct experts_memory {
     uint32_t tiles, order, sums, act, row_bytes, total;
-    uint32_t few; /* sorting few pairs */
+    uint32_t few;  /* sorting few pairs */
+    uint32_t grid; /* mm_points */
 };
 
 struct experts_args {
@@ -71,6 +72,7 @@ struct experts_args {
     int32_t act, add;
     int32_t early; /* ids may be read before the wait */
     int32_t few;   /* a thread a pair sorts */
+    struct mm_points points;
     struct experts_memory at;
 };
 

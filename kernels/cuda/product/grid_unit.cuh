@@ -2,8 +2,9 @@
  * at a time, as the A registers of an mma of 8 bits, and their scales. Compiled for the device and for the
  * host.
  *
- * The points' table: [point][2 (IQ3: 1)] 16 bits, four levels of four bits each: what prmt picks bytes by. It
- * is in memory that the first-level cache holds. Four values cost a load, and 3 logic operations (IQ3: 5). */
+ * The points' table: [point][2 (IQ3: 1)] 16 bits, four levels of four bits each: what prmt picks bytes by.
+ * Products have it in shared memory, where 32 lanes meet some three conflicts; that of the device is read
+ * through the first-level cache. Four values cost a load, and 3 logic operations (IQ3: 5). */
 #ifndef DFLASH_CUDA_GRID_UNIT_CUH
 #define DFLASH_CUDA_GRID_UNIT_CUH
 
@@ -11,8 +12,9 @@
 
 #include "../../blocks/grid_sets.h"
 
-struct grid_table {
-    uint16_t iq2_xxs[512], iq2_xs[1024], iq2_s[2048], iq1[4096], iq3_xxs[256], iq3_s[512];
+/* In the order of grid_first (blocks/grids.h). */
+struct alignas(16) grid_table {
+    uint16_t iq3_xxs[256], iq3_s[512], iq2_xxs[512], iq2_xs[1024], iq2_s[2048], iq1[4096];
 };
 
 /* The numbers that the set holds, in order: their digits of `base`, four bits each. */
@@ -47,24 +49,13 @@ static __device__ const grid_table grid_on_device = grid_make();
 static constexpr grid_table grid_on_host = grid_make();
 #endif
 
-/* Entry i of the type's table. */
-template <uint32_t TYPE> MM_HD uint32_t grid_entry(uint32_t i)
+/* All of it, in the device's memory or the host's. */
+MM_HD const uint16_t *grid_all()
 {
 #ifdef __CUDA_ARCH__
-    const grid_table &t = grid_on_device;
+    return (const uint16_t *)&grid_on_device;
 #else
-    const grid_table &t = grid_on_host;
-#endif
-    const uint16_t *p = TYPE == KN_IQ2_XXS   ? t.iq2_xxs
-                        : TYPE == KN_IQ2_XS  ? t.iq2_xs
-                        : TYPE == KN_IQ2_S   ? t.iq2_s
-                        : TYPE == KN_IQ3_XXS ? t.iq3_xxs
-                        : TYPE == KN_IQ3_S   ? t.iq3_s
-                                             : t.iq1;
-#ifdef __CUDA_ARCH__
-    return __ldg(p + i);
-#else
-    return p[i];
+    return (const uint16_t *)&grid_on_host;
 #endif
 }
 
@@ -78,14 +69,16 @@ template <uint32_t TYPE> struct grid_unit {
                                   : TYPE == KN_IQ2_XS || TYPE == KN_IQ3_S ? 1
                                                                           : 0;
     const uint8_t *st;
+    const uint16_t *points; /* the type's table */
     int lane;
     uint32_t high[3], sign[4], scale[2][2]; /* scale: of rows g and g + 8 */
     unpack_words index;                     /* of four steps */
 
-    MM_HD_MEMBER void open(const uint8_t *unit, int at)
+    /* all: grid_all(), or a copy in shared memory. */
+    MM_HD_MEMBER void open(const uint8_t *unit, int at, const uint16_t *all)
     {
         constexpr grid_layout y = grid_layout_of(TYPE);
-        st = unit, lane = at;
+        st = unit, lane = at, points = all + grid_first(TYPE);
         const int g = lane / 4, own = four ? lane : lane / 2;
         UNPACK_UNROLL for (int k = 0; k < planes; k++) high[k] =
             load_4(st + 4 * y.high + (four ? 128 : 64) * k + 4 * own);
@@ -149,7 +142,7 @@ template <uint32_t TYPE> struct grid_unit {
             UNPACK_UNROLL for (int k = 0; k < planes; k++) i |=
                 (place > 8 + k ? high[k] >> ((place - 8 - k) & 31) : high[k] << ((8 + k - place) & 31)) &
                 256u << k;
-            const uint32_t level = grid_entry<TYPE>(four ? i : 2 * i + (uint32_t)(lane % 2));
+            const uint32_t level = points[four ? i : 2 * i + (uint32_t)(lane % 2)];
             if (one) { /* which way the levels are moved: all of a point's */
                 const uint32_t w = TYPE == KN_IQ1_M ? sign[0] << (31 - place) : scale[hi][0] << (28 - 4 * j);
                 a[2 * s + hi] =

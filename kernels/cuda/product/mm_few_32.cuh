@@ -110,7 +110,7 @@ DEV void few_slice_32(const mm_args &a, float fin[NT][4], R &ring, few_view_32<N
 
 template <bool MIN> struct few_32 {
     static constexpr int registers = FEW_REGISTERS;
-    static constexpr bool single = false;
+    static constexpr bool single = false, grids = false;
 
     /* Four tokens and eight units (one tile: two and 16) a warp at a time: no conflicts of banks but two a
      * read. */

@@ -13,6 +13,7 @@
 /* What a unit is multiplied with: activations of this lane's token of each tile; sums; scales. */
 template <int NT> struct few_view {
     const uint8_t *b[NT], *sums, *scales;
+    const uint16_t *points;
 };
 
 /* m = A times the sums of 16 columns of tile t. */
@@ -109,7 +110,7 @@ DEV void few_unit(float y[NT][4], float d[2], R &ring, const few_view<NT> &v, in
         if constexpr (TYPE == KN_IQ4_XS)
             codes_iq4_xs<NT>(sum, d, st, lane, act);
         else
-            codes_grid<TYPE, NT>(sum, d, st, lane, act);
+            codes_grid<TYPE, NT>(sum, d, st, lane, act, v.points);
 #pragma unroll
         for (int t = 0; t < NT; t++)
 #pragma unroll
@@ -194,7 +195,7 @@ DEV void few_slice(const mm_args &a, float fin[NT][4], R &ring, few_view<NT> v, 
 /* LOW: as of frag_k (mm_int.cuh). */
 template <int LOW> struct few_k {
     static constexpr int registers = 104; /* prep_ahead.cuh */
-    static constexpr bool single = true;
+    static constexpr bool single = true, grids = LOW == 2;
     template <int NT> DEV void prepare(const mm_args &a, uint8_t *smem)
     {
         if (!a.side) few_side<NT>(a, smem); /* else it has come with the rows */
@@ -206,6 +207,7 @@ template <int LOW> struct few_k {
         v.scales = smem + a.at.side + FEW_SIDE(NT) * a.slice_units * local + 256 * NT + lane % 4 * 8;
 #pragma unroll
         for (int t = 0; t < NT; t++) v.b[t] = few_row(a, smem, local, 8 * t + lane / 4) + lane % 4 * 16;
+        if constexpr (grids) v.points = grid_there(smem + a.at.grid, a.points);
         return v;
     }
     template <int NT, class R>

@@ -5,12 +5,24 @@
 
 #include "grid_unit.cuh"
 
+/* The launch's points to shared memory at `to`: all threads call, and meet before one reads. */
+DEV void grid_load(uint8_t *to, const struct mm_points &p)
+{
+    const uint4 *const from = (const uint4 *)grid_all() + p.first;
+    for (int i = (int)threadIdx.x; i < p.count; i += (int)blockDim.x) ((uint4 *)to)[i] = __ldg(from + i);
+}
+/* Where the table of all would begin, of which they are a part. */
+DEV const uint16_t *grid_there(const uint8_t *at, const struct mm_points &p)
+{
+    return (const uint16_t *)at - 8 * p.first;
+}
+
 /* As codes_45 (mm_int.cuh). */
 template <uint32_t TYPE, int NT, class ACT>
-DEV void codes_grid(int sum[NT][4], float d[2], const uint8_t *st, int lane, ACT act)
+DEV void codes_grid(int sum[NT][4], float d[2], const uint8_t *st, int lane, ACT act, const uint16_t *points)
 {
     grid_unit<TYPE> unit;
-    unit.open(st, lane);
+    unit.open(st, lane, points);
 #pragma unroll
     for (int hi = 0; hi < 2; hi++) d[hi] = __fmul_rn(h_low(unit.d_of(hi)), grid_down<TYPE>());
 #pragma unroll

@@ -221,6 +221,7 @@ DEV constexpr int unit_bytes_k(uint32_t type)
 /* K types; LOW 1: Q2_K, Q3_K and IQ4_XS as well; 2: and the types with grids. The kernel without them is a
  * few hundredths faster for the others. */
 template <int LOW> struct frag_k {
+    static constexpr bool grids = LOW == 2;
     static constexpr enum mm_act act = MM_ACT_K;
     static constexpr bool whole = true;
     static constexpr int planes = 1, b_unit = 256, sums_unit = 32, aux_unit = 4;
@@ -250,7 +251,7 @@ template <int LOW> struct frag_k {
         } else if constexpr (TYPE == KN_IQ4_XS) {
             codes_iq4_xs<NT>(sum, d, st, lane, act);
         } else if constexpr (grid_has(TYPE)) {
-            codes_grid<TYPE, NT>(sum, d, st, lane, act);
+            codes_grid<TYPE, NT>(sum, d, st, lane, act, v.points);
         } else {
             codes_23<TYPE == KN_Q2_K ? 2 : 3, NT>(sum, d, dmin, am, st, lane, act);
         }
@@ -339,6 +340,7 @@ DEV void scales_mxfp4(float d[2], const uint8_t *p, int g)
 
 /* fin += (codes - offset) . x * (d * scale of x) [+ m * (scale of x * sum of x)] */
 template <bool MIN> struct frag_32 {
+    static constexpr bool grids = false;
     static constexpr enum mm_act act = MIN ? MM_ACT_32M : MM_ACT_32;
     static constexpr bool whole = true;
     static constexpr int planes = 1, b_unit = 32, sums_unit = 0, aux_unit = 8;

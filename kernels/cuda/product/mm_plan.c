@@ -99,6 +99,7 @@ bool mm_plan_group(const struct mm_shape *s, size_t partial_bytes, struct mm_gro
         a->unit_bytes[i] = product_type_of(s->type[i])->unit_bytes;
         g->mixed |= a->unit_bytes[i] != a->unit_bytes[0];
         if (mm_low(s->type[i]) > g->low) g->low = mm_low(s->type[i]);
+        a->points = mm_points_with(a->points, s->type[i]);
         if (a->unit_bytes[i] > g->widest) g->widest = a->unit_bytes[i];
         if (i == 0 || !s->gated) g->panels += (int32_t)((s->n_out[i] + 15) / 16);
         a->panel_end[i] = g->panels;
@@ -146,7 +147,8 @@ static size_t lay_out(struct mm_args *a, int tiles, int warps)
     m->merge_bytes = a->block_slices == a->slices && (a->slices > 1 || a->gated)
                          ? (uint32_t)((a->gated ? 2 : 1) * a->subs * a->slices * tiles) * 128 * pairs
                          : 0;
-    m->total = m->merge + m->merge_bytes * (uint32_t)(m->merge_rounds * m->merge_sets);
+    m->grid = m->merge + m->merge_bytes * (uint32_t)(m->merge_rounds * m->merge_sets);
+    m->total = m->grid + mm_points_bytes(a->points);
     return m->total;
 }
 
@@ -240,9 +242,10 @@ static size_t few_lay_out(struct mm_args *a, enum mm_act act, int tiles, int bus
     m->act = (m->ring + (uint32_t)(busy * a->stages * (a->stage_bytes + FEW_BARRIER)) + 127) / 128 * 128;
     m->side = (m->act + (uint32_t)a->n * m->row_bytes + 127) / 128 * 128;
     m->merge = (m->side + side + 127) / 128 * 128;
-    m->total = m->merge;
+    m->grid = m->merge;
     if (a->block_slices == a->slices)
-        m->total += (uint32_t)(m->merge_sets * a->subs * a->slices * tiles * 512) << a->split;
+        m->grid += (uint32_t)(m->merge_sets * a->subs * a->slices * tiles * 512) << a->split;
+    m->total = m->grid + mm_points_bytes(a->points);
     return m->total;
 }
 
@@ -458,7 +461,8 @@ void mm_plan_wide(const struct cuda_device *dev, const struct mm_group *g, int32
     a->stage_bytes =
         (int32_t)(WIDE_ROWS(rows) + (4u * (uint32_t)c->wide_groups * a->pitch + 127) / 128 * 128);
     a->at.merge = 256;
-    a->at.ring = a->at.merge + (uint32_t)(c->wide_groups * rows * WIDE_PITCH * 4);
+    a->at.grid = a->at.merge + (uint32_t)(c->wide_groups * rows * WIDE_PITCH * 4);
+    a->at.ring = (a->at.grid + mm_points_bytes(a->points) + 127) / 128 * 128;
     a->stages = (dev->smem_block - (int32_t)a->at.ring) / a->stage_bytes;
     const int most = mm_tuning.wide_stages ? mm_tuning.wide_stages : WIDE_RING;
     if (a->stages > most) a->stages = most;

@@ -55,6 +55,7 @@ struct mm_memory {
     uint32_t
         row_bytes; /* of a token: 64 modulo 128, so that the rows of two tokens fall on different banks */
     uint32_t ring, side; /* mm_few.cuh */
+    uint32_t grid;       /* mm_points */
 };
 enum {
     FEW_AT_ONCE,
@@ -73,6 +74,28 @@ enum {
 #define WIDE_ROWS(n) ((WIDE_UNIT * (uint32_t)(n) + 127) / 128 * 128)
 #define WIDE_PITCH 68
 #define MM_BARS 640 /* bytes of barriers: 8 warps * up to 8 stages or 16 * 4, one for the activations */
+
+/* The points that types with grids want in shared memory (grid_unit.cuh): of the table of all, in pieces of
+ * 16 bytes. */
+struct mm_points {
+    int32_t first, count;
+};
+static inline struct mm_points mm_points_with(struct mm_points p, uint32_t type)
+{
+    const int32_t first = grid_first(type) / 8, end = grid_end(type) / 8, last = p.first + p.count;
+    if (!grid_has(type)) return p;
+    if (!p.count)
+        p.first = first, p.count = end - first;
+    else {
+        if (first < p.first) p.first = first;
+        p.count = (end > last ? end : last) - p.first;
+    }
+    return p;
+}
+static inline uint32_t mm_points_bytes(struct mm_points p)
+{
+    return 16 * (uint32_t)p.count;
+}
 
 /* One launch: items first_item .. first_item + n_items - 1 of the matrices' panels (gated: pairs of panels).
  * Two distributions of the slices, chosen by what fits into shared memory, with the same bits:
@@ -116,6 +139,7 @@ struct mm_args {
     int32_t wide_share; /* tiles may be shared by blocks, there: a slice is the least */
     int32_t cluster;    /* blocks that are given the same rows together: 1 or a power of two */
     uint32_t pitch, ring_bytes; /* of a ring, there: from place to place; of all */
+    struct mm_points points;
 };
 /* Which of the kernels of K types is for a type: 0, mm_kernel_k; 1, mm_kernel_low; 2, mm_kernel_grid. Each
  * knows the types of those before. */

@@ -31,7 +31,8 @@
 
 /* fin += the unit's sums. rows: of the stage, shared memory; done(): all of the stage has been read. */
 template <uint32_t TYPE, int NT, class DONE>
-DEV void wide_unit(float fin[NT][4], const uint8_t *st, const uint8_t *rows, int lane, DONE done)
+DEV void wide_unit(float fin[NT][4], const uint8_t *st, const uint8_t *rows, int lane, const uint16_t *points,
+                   DONE done)
 {
     constexpr uint32_t n = 8 * NT;
     using mma = wide_mma<NT>;
@@ -40,7 +41,7 @@ DEV void wide_unit(float fin[NT][4], const uint8_t *st, const uint8_t *rows, int
     wide_codes<TYPE> unit;
     int low[NT][4] = {}, high[in_turn ? 1 : NT][4] = {};
     float m[NT][4] = {};
-    unit.open(st, lane);
+    unit.open(st, lane, points);
     const uint32_t b = __shfl_sync(0xffffffff, wide_matrix(shared_at(rows), n), 0);
 #pragma unroll
     for (int j = unit.is_low || !in_turn ? 8 : 0; j < 16; j++) {
@@ -306,10 +307,11 @@ DEV void wide_tile(const mm_args &a, uint8_t *smem, const wide_part &part, int w
         for (int u = 0; u < units; u++) {
             const uint8_t *const stage = smem + a.at.ring + turn.at * a.stage_bytes;
             bar_wait(wide_full(smem, turn.at), turn.phase);
-            wide_unit<TYPE, NT>(fin, stage + place + (uint32_t)warp * a.pitch, stage, lane, [&] {
-                __syncwarp();
-                if (lane == 0) bar_arrive(wide_empty(smem, turn.at));
-            });
+            wide_unit<TYPE, NT>(fin, stage + place + (uint32_t)warp * a.pitch, stage, lane,
+                                grid_there(smem + a.at.grid, a.points), [&] {
+                                    __syncwarp();
+                                    if (lane == 0) bar_arrive(wide_empty(smem, turn.at));
+                                });
             turn.next(a.stages);
         }
         if (part.whole && !a.left) {
@@ -350,6 +352,7 @@ template <int NT, int G, bool GRID> DEV void wide_product(const mm_args &a)
             bar_open(wide_full(smem, i), 1), bar_open(wide_empty(smem, i), 4 * G);
         bar_fence();
     }
+    if (GRID) grid_load(smem + a.at.grid, a.points);
     __syncthreads();
     if (warp >= 4 * G) {
         asm_90("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(G == 2 ? 40 : 32));

@@ -42,9 +42,10 @@ template <uint32_t TYPE> struct wide_codes {
     grid_unit<grid_has(TYPE) ? TYPE : (uint32_t)KN_IQ2_S> grid;
     int lane;
 
-    __device__ __forceinline__ void open(const uint8_t *unit, int at)
+    __device__ __forceinline__ void open(const uint8_t *unit, int at, const uint16_t *points)
     {
         st = unit, lane = at;
+        (void)points;
         const int g = lane / 4, q = lane % 4;
         if constexpr (TYPE == KN_Q4_K || TYPE == KN_Q5_K) {
             uint32_t m[2][2];
@@ -77,7 +78,7 @@ template <uint32_t TYPE> struct wide_codes {
             r[0] = lds8(st + 2048 + 8 * g), r[1] = lds8(st + 2112 + 8 * g);
             d[0] = h_low(r[0].x), d[1] = h_low(r[1].x);
         } else if constexpr (grid_has(TYPE)) {
-            grid.open(st, lane);
+            grid.open(st, lane, points);
 #pragma unroll
             for (int hi = 0; hi < 2; hi++) d[hi] = __fmul_rn(h_low(grid.d_of(hi)), grid_down<TYPE>());
         } else {

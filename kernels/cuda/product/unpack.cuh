@@ -187,7 +187,7 @@ template <uint32_t T, int FROM, int TO, class F>
 MM_HD void unpack_grid(const uint8_t *u, int lane, F &put, float by)
 {
     grid_unit<T> unit;
-    unit.open(u, lane);
+    unit.open(u, lane, grid_all());
     const float d[2] = {by * grid_down<T>() * unpack_f16(unit.d_of(0)),
                         by * grid_down<T>() * unpack_f16(unit.d_of(1))};
     UNPACK_UNROLL for (int j = FROM / 4 * 4; j < TO; j++)

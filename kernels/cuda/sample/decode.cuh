@@ -24,7 +24,9 @@ template <uint32_t TYPE> DEV float decode_grid_value(const uint8_t *b, int k)
 {
     constexpr bool four = TYPE == KN_IQ3_XXS || TYPE == KN_IQ3_S;
     const uint32_t i = grid_index(TYPE, b, k / (four ? 4 : 8)),
-                   level = grid_entry<TYPE>(four ? i : 2 * i + (uint32_t)(k / 4 % 2)) >> 4 * (k % 4) & 15;
+                   level = grid_all()[grid_first(TYPE) + (four ? i : 2 * i + (uint32_t)(k / 4 % 2))] >>
+                               4 * (k % 4) &
+                           15;
     const bool minus = grid_signs(TYPE, b, k / 8) >> k % 8 & 1;
     const float ds =
         times(__fmul_rn(__half2float(__ushort_as_half((unsigned short)grid_d(TYPE, b))), grid_down<TYPE>()),
