@@ -294,12 +294,15 @@ void show_gguf(const struct gguf *g, const char *path, bool tensors, bool json)
     struct tally tally[64];
     size_t n = 0;
     char size[32];
-    human_bytes(size, sizeof size, g->map.size);
+    human_bytes(size, sizeof size, g->bytes);
     if (json)
-        show_json_line(json_pack("{s:i,s:s,s:o,s:s,s:i,s:I,s:I,s:I}", "schema", 1, "kind", "file", "path",
+        show_json_line(json_pack("{s:i,s:s,s:o,s:s,s:i,s:i,s:I,s:I,s:I}", "schema", 1, "kind", "file", "path",
                                  json_text(path, strlen(path)), "format", "gguf", "version", (int)g->version,
-                                 "keys", (json_int_t)g->n_kv, "tensors", (json_int_t)g->n_tensors,
-                                 "size_bytes", (json_int_t)g->map.size));
+                                 "files", (int)g->n_parts, "keys", (json_int_t)g->n_kv, "tensors",
+                                 (json_int_t)g->n_tensors, "size_bytes", (json_int_t)g->bytes));
+    else if (g->n_parts > 1)
+        printf("%s: GGUF v%u in %u files, %" PRIu64 " keys, %" PRIu64 " tensors, %s\n\n", show_text(path),
+               g->version, g->n_parts, g->n_kv, g->n_tensors, size);
     else
         printf("%s: GGUF v%u, %" PRIu64 " keys, %" PRIu64 " tensors, %s\n\n", show_text(path), g->version,
                g->n_kv, g->n_tensors, size);
