@@ -590,13 +590,14 @@ PAIR ?= pair
 demo: all
 	@data/demo.sh $(BIN) $(BUILD)/demo data/$(PAIR)
 
-# The benchmark matrix on the pair: resumes where it stopped; the report is $(BUILD)/matrix/report.md.
+# The benchmark matrix on the pair, by classes of prompts: resumes where it stopped; the report is $(BUILD)/matrix/report.md.
 # MATRIX="..." adds or changes flags of dflash-bench matrix.
+BENCH_PROMPTS ?= $(foreach c,code maths prose chat edit needle,$(wildcard data/prompts/$c-*.txt))
 .PHONY: bench
 bench: all
 	@mkdir -p $(BUILD)/matrix
 	@PATH="$(abspath $(BIN)):$$PATH" dflash-bench matrix --target data/$(PAIR)/target --drafter data/$(PAIR)/drafter --out $(BUILD)/matrix \
-	    $(MATRIX) $(wildcard data/prompts/*-medium.txt) > $(BUILD)/matrix/matrix.mk
+	    $(MATRIX) $(BENCH_PROMPTS) > $(BUILD)/matrix/matrix.mk
 	+@PATH="$(abspath $(BIN)):$$PATH" $(MAKE) --no-print-directory -f $(BUILD)/matrix/matrix.mk report
 	@cat $(BUILD)/matrix/report.md
 
