@@ -288,7 +288,7 @@ def train(model, seconds, blocks):
         length, b = stages[stage][:2]
         if stage == len(stages) - 1 and count % 3 and not TINY:  # the longest are a third of the last steps
             length, b = stages[stage - 1][:2]
-        ramp = min(1.0, max(0.0, (progress - 0.35) / 0.2)) * blocks
+        ramp = min(1.0, max(0.0, (progress - 0.35) / 0.15), 0.3 + max(0.0, (1 - progress) / 0.4)) * blocks * (smooth > 0.9)
         batch = Batch(b, length, uniform(b) < 0.5)
         total, loss, exact = answers_loss(model, batch, ramp)
         total.backward()
@@ -323,7 +323,7 @@ def main():
     arguments.add_argument("out")
     arguments.add_argument("--seconds", type=float, default=420)
     arguments.add_argument("--seed", type=int, default=1)
-    arguments.add_argument("--blocks", type=float, default=0.05, help="weight of the loss of blocks' means (0: without)")
+    arguments.add_argument("--blocks", type=float, default=0.02, help="weight of the loss of blocks' means (0: without)")
     arguments.add_argument("--check", action="store_true")
     o = arguments.parse_args()
     torch.manual_seed(o.seed)
