@@ -190,11 +190,11 @@ DEV void weight_pair(uint32_t p[4], const float x[2][4], bool rest)
         p[i] = rest ? parts[1] : parts[0];
     }
 }
-/* acc[T][C / 8][4] += x v over the leaf: weights x, values' columns. clean: scales that are no numbers are
- * zeros. Column 32 b + 4 g + t of a warp's is column g of tile 4 b + t. */
+/* acc[T][C / 8][4] += x v over the leaf: weights x, values' columns. Column 32 b + 4 g + t of a warp's is
+ * column g of tile 4 b + t. */
 template <uint32_t TYPE, int D, int T>
 DEV void code_weigh(float acc[T][coded<D, T>::CT][4], const float x[T][coded<D, T>::NT][4],
-                    const unsigned char *v, int odd, bool clean)
+                    const unsigned char *v, int odd)
 {
     constexpr int LEAF = coded<D, T>::LEAF, C = coded<D, T>::C;
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
@@ -208,7 +208,7 @@ DEV void code_weigh(float acc[T][coded<D, T>::CT][4], const float x[T][coded<D, 
             uint32_t y[2][4];
 #pragma unroll
             for (int i = 0; i < 2; i++) /* keys 2 c, 2 c + 1; 8 more */
-                value_factors<TYPE, C, LEAF>(y[i], v, 16 * s + 8 * i + 2 * c, b, g, odd, clean);
+                value_factors<TYPE, C, LEAF>(y[i], v, 16 * s + 8 * i + 2 * c, b, g, odd);
 #pragma unroll
             for (int t = 0; t < 4; t++)
 #pragma unroll
@@ -504,11 +504,11 @@ __global__ void __launch_bounds__(coded<D, T>::THREADS, coded<D, T>::RESIDENT)
                                           seen);
             }
         switch (p.v.type) {
-        case KN_Q8_0: code_weigh<KN_Q8_0, D, T>(mine.acc, x, values, v_odd, bad != 0); break;
-        case KN_Q5_0: code_weigh<KN_Q5_0, D, T>(mine.acc, x, values, v_odd, bad != 0); break;
-        case KN_Q4_0: code_weigh<KN_Q4_0, D, T>(mine.acc, x, values, v_odd, bad != 0); break;
+        case KN_Q8_0: code_weigh<KN_Q8_0, D, T>(mine.acc, x, values, v_odd); break;
+        case KN_Q5_0: code_weigh<KN_Q5_0, D, T>(mine.acc, x, values, v_odd); break;
+        case KN_Q4_0: code_weigh<KN_Q4_0, D, T>(mine.acc, x, values, v_odd); break;
         case KN_TQ3_0:
-            if constexpr (D >= 128) code_weigh<KN_TQ3_0, D, T>(mine.acc, x, values, v_odd, bad != 0);
+            if constexpr (D >= 128) code_weigh<KN_TQ3_0, D, T>(mine.acc, x, values, v_odd);
             break;
         default:
             half_weigh<D, T>(mine.acc, x, rows_of(p.v, p.tail_v, leaf), kv_head * p.v.head[0] + 2 * col, p0,
