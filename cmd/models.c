@@ -426,6 +426,7 @@ void models_close(struct models *m)
 
 int models_kv(struct models *m, const struct state_info *info, struct session_options *o, struct err *e)
 {
+    sparse_flags_resolve(&m->sparse, info, o);
     return kv_flags_resolve(&m->kv, m->target->d, m->drafter ? m->drafter->d : NULL, info, o, e);
 }
 

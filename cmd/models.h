@@ -11,6 +11,7 @@
 #include "cli.h"
 #include "drafter_flags.h"
 #include "kv_flags.h"
+#include "sparse_flags.h"
 #include "../common/run/engine.h"
 #include "../common/run/memory_plan.h"
 
@@ -18,6 +19,7 @@ struct models {
     const char *target_path, *drafter_path; /* drafter_path may be NULL */
     const char *device, *isa, *kernels;     /* NULL: the default */
     struct kv_flags kv;
+    struct sparse_flags sparse;
     int32_t threads, draft_causal;
     struct drafter_flags draft;
     struct cli_list keys;       /* --override-kv */
@@ -38,7 +40,7 @@ struct models {
 };
 #define MODELS_INIT                                                                                          \
     {                                                                                                        \
-        .draft_causal = -1, .draft = DRAFTER_FLAGS_INIT                                                      \
+        .draft_causal = -1, .draft = DRAFTER_FLAGS_INIT, .sparse = SPARSE_FLAGS_INIT                         \
     }
 
 /* How a model is run. */
@@ -113,7 +115,8 @@ void models_park(struct models *m, unsigned what);
 int models_unpark(struct models *m, const struct cli *c, unsigned what, struct err *e);
 void models_close(struct models *m);
 
-/* The types of o's caches, by the flags, else as the state has them (info NULL: no state). o borrows m. */
+/* The types of o's caches and whether its prompts are sparse, by the flags, else as the state has them (info
+ * NULL: no state). o borrows m. */
 int models_kv(struct models *m, const struct state_info *info, struct session_options *o, struct err *e);
 /* Warn about a raw prompt without the BOS that the model asks for. */
 void models_check_bos(const struct models *m, const struct cli *c, const int32_t *ids, size_t n);

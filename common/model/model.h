@@ -160,6 +160,9 @@ struct pass {
     const struct kn_kv *kv;             /* [n_layer]; all zero for recurrent layers */
     const struct kn_delta_state *delta; /* [n_layer], used for recurrent layers; NULL where there are none */
     const int32_t *pending; /* device: rows of the last pass that were kept, for the delta nets to replay */
+    const struct kn_sparse
+        *sparse;      /* NULL, or [n_layer]: rows are whole blocks of a prompt; mean.k NULL: dense */
+    uint64_t *stamps; /* NULL, or device [n_layer + 1]: when each layer begins, and the last ends */
     bool commit; /* the rows are final (a prefill, a cycle without a drafter): delta nets advance their state
                   */
     int32_t every; /* of one final row: kn_delta's */

@@ -21,10 +21,8 @@
  * Precision: queries and weights are one half where what they meet has codes, whose rounding is far coarser;
  * two where it is f16. Queries are rotated here as the keys are; codes_merge rotates results back. */
 #include "few.cuh"
-#include "kv_codes.cuh"
+#include "codes_leaf.cuh"
 #include "many.cuh"
-
-#include "codes.h"
 
 #define CODES_PATH KN_CYCLE_ROWS
 
@@ -55,29 +53,8 @@ template <int D, int T> struct coded {
 
 /* ---- a leaf's codes into shared memory ---- */
 
-/* Bytes of N columns of a key's codes in a plane, and from a key to the next in shared memory. */
-template <uint32_t TYPE, int N> struct staged {
-    static constexpr int LOW = N * kv_code<TYPE>::LOW / 8, HIGH = N * kv_code<TYPE>::HIGH / 8,
-                         SCALE = N / kv_code<TYPE>::GROUP * 2;
-    static constexpr int LOW_PITCH = ATTN_CODES_PITCH(LOW), HIGH_PITCH = ATTN_CODES_PITCH(HIGH),
-                         SCALE_PITCH = SCALE < 4 ? 4 : SCALE;
-    static constexpr int low_at = 0;
-    static __host__ __device__ constexpr int high_at(int leaf)
-    {
-        return leaf * LOW_PITCH;
-    }
-    static __host__ __device__ constexpr int scale_at(int leaf)
-    {
-        return leaf * (LOW_PITCH + HIGH_PITCH);
-    }
-};
-DEV void copy_four(unsigned to, const void *from, bool really)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(really ? 4 : 0)
-                 : "memory");
-}
 /* Where the rows of a leaf's keys lie: side by side, or from key `tried` on by a path in the tail. */
-template <bool PATHS> struct leaf_rows {
+template <bool PATHS> struct code_rows {
     const unsigned char *ring, *tail;
     const uint8_t *path; /* of key 0, before which it may begin */
     int64_t stride;
@@ -89,7 +66,7 @@ template <bool PATHS> struct leaf_rows {
 };
 /* PIECES of BYTES bytes a key, 16 or 4 at a time, that begin `from` bytes in a row. */
 template <int LEAF, int BYTES, int PITCH, bool PATHS>
-DEV void stage_plane(unsigned to, const struct leaf_rows<PATHS> &rows, int from, int p0,
+DEV void stage_plane(unsigned to, const struct code_rows<PATHS> &rows, int from, int p0,
                      const struct span &seen)
 {
     constexpr int EACH = BYTES % 16 == 0 ? 16 : 4, PIECES = BYTES / EACH;
@@ -110,7 +87,7 @@ DEV void stage_plane(unsigned to, const struct leaf_rows<PATHS> &rows, int from,
 }
 /* N columns from col on of a leaf of one side: codes and scales; zeros for keys that are not seen. */
 template <uint32_t TYPE, int N, int LEAF, bool PATHS>
-DEV void stage_leaf(const struct kv_side &s, const struct leaf_rows<PATHS> &rows, unsigned to, int p0,
+DEV void stage_leaf(const struct kv_side &s, const struct code_rows<PATHS> &rows, unsigned to, int p0,
                     int kv_head, int col, const struct span &seen)
 {
     using S = staged<TYPE, N>;
@@ -124,7 +101,7 @@ DEV void stage_leaf(const struct kv_side &s, const struct leaf_rows<PATHS> &rows
     stage_plane<LEAF, S::SCALE_PITCH, S::SCALE_PITCH>(to + S::scale_at(LEAF), rows, scale, p0, seen);
 }
 template <int D, int N, int LEAF, bool PATHS>
-DEV void stage_any(const struct kv_side &s, const struct leaf_rows<PATHS> &rows, unsigned to, int p0,
+DEV void stage_any(const struct kv_side &s, const struct code_rows<PATHS> &rows, unsigned to, int p0,
                    int kv_head, int col, const struct span &seen)
 {
     switch (s.type) {
@@ -142,11 +119,6 @@ DEV int scale_odd(const struct kv_side &s, int kv_head)
 {
     return (s.scale + kv_head * s.head[2]) & 2;
 }
-DEV uint32_t scale_twice(const unsigned char *p)
-{
-    const uint32_t h = *(const uint16_t *)p;
-    return h | h << 16;
-}
 
 /* ---- products ---- */
 
@@ -154,9 +126,8 @@ DEV uint32_t scale_twice(const unsigned char *p)
 template <uint32_t TYPE, int D, int T>
 DEV void code_scores(float x[T][coded<D, T>::NT][4], const uint4 *q, const unsigned char *k, int odd)
 {
-    using S = staged<TYPE, D>;
     constexpr int LEAF = coded<D, T>::LEAF, NT = coded<D, T>::NT;
-    const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    const int lane = threadIdx.x % 32, g = lane / 4;
 #pragma unroll 1
     for (int b = 0; b < D / 32; b++) {
         uint4 f[T][2];
@@ -166,18 +137,8 @@ DEV void code_scores(float x[T][coded<D, T>::NT][4], const uint4 *q, const unsig
             for (int s = 0; s < 2; s++) f[m][s] = q[((m * (D / 16) + 2 * b + s) * 2) * 32 + lane];
 #pragma unroll
         for (int j = 0; j < NT; j++) {
-            const int key = 8 * j + g;
-            const unsigned char *low = k + key * S::LOW_PITCH + b * (S::LOW * 32 / D),
-                                *high = k + S::high_at(LEAF) + key * S::HIGH_PITCH + 4 * b,
-                                *scale = k + S::scale_at(LEAF) + key * S::SCALE_PITCH +
-                                         b * 32 / kv_code<TYPE>::GROUP * 2 + odd;
-            const uint32_t d = scale_twice(scale);
             uint32_t y[2][2];
-#pragma unroll
-            for (int s = 0; s < 2; s++) {
-                kv_halves_of<TYPE>(kv_four<TYPE>(low, high, 4 * s + c), y[s]);
-                y[s][0] = kv_mul(y[s][0], d), y[s][1] = kv_mul(y[s][1], d);
-            }
+            key_factors<TYPE, D, LEAF>(y, k, 8 * j + g, b, odd);
 #pragma unroll
             for (int m = 0; m < T; m++)
 #pragma unroll
@@ -190,7 +151,7 @@ DEV void code_scores(float x[T][coded<D, T>::NT][4], const uint4 *q, const unsig
 }
 /* The same with keys of f16, from where they lie; two halves of a query. */
 template <int D, int T, bool PATHS>
-DEV void half_scores(float x[T][coded<D, T>::NT][4], const uint4 *q, const struct leaf_rows<PATHS> &rows,
+DEV void half_scores(float x[T][coded<D, T>::NT][4], const uint4 *q, const struct code_rows<PATHS> &rows,
                      int from, int p0, const struct span &seen)
 {
     constexpr int NT = coded<D, T>::NT;
@@ -236,7 +197,6 @@ DEV void code_weigh(float acc[T][coded<D, T>::CT][4], const float x[T][coded<D, 
                     const unsigned char *v, int odd, bool clean)
 {
     constexpr int LEAF = coded<D, T>::LEAF, C = coded<D, T>::C;
-    using S = staged<TYPE, C>;
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
 #pragma unroll
     for (int s = 0; s < LEAF / 16; s++) {
@@ -247,20 +207,8 @@ DEV void code_weigh(float acc[T][coded<D, T>::CT][4], const float x[T][coded<D, 
         for (int b = 0; b < C / 32; b++) {
             uint32_t y[2][4];
 #pragma unroll
-            for (int i = 0; i < 2; i++) { /* keys 2 c, 2 c + 1; 8 more */
-                const int key = 16 * s + 8 * i + 2 * c;
-                const unsigned char *low = v + key * S::LOW_PITCH + b * (S::LOW * 32 / C),
-                                    *high = v + S::high_at(LEAF) + key * S::HIGH_PITCH + 4 * b,
-                                    *scale = v + S::scale_at(LEAF) + key * S::SCALE_PITCH +
-                                             b * 32 / kv_code<TYPE>::GROUP * 2 + odd;
-                uint32_t d =
-                    *(const uint16_t *)scale | (uint32_t) * (const uint16_t *)(scale + S::SCALE_PITCH) << 16;
-                if (clean) make_finite<false>(d);
-                kv_crossed<TYPE>(kv_four<TYPE>(low, high, g),
-                                 kv_four<TYPE>(low + S::LOW_PITCH, high + S::HIGH_PITCH, g), y[i]);
-#pragma unroll
-                for (int t = 0; t < 4; t++) y[i][t] = kv_mul(y[i][t], d);
-            }
+            for (int i = 0; i < 2; i++) /* keys 2 c, 2 c + 1; 8 more */
+                value_factors<TYPE, C, LEAF>(y[i], v, 16 * s + 8 * i + 2 * c, b, g, odd, clean);
 #pragma unroll
             for (int t = 0; t < 4; t++)
 #pragma unroll
@@ -271,7 +219,7 @@ DEV void code_weigh(float acc[T][coded<D, T>::CT][4], const float x[T][coded<D, 
 /* The same with values of f16; two halves of a weight. */
 template <int D, int T, bool PATHS>
 DEV void half_weigh(float acc[T][coded<D, T>::CT][4], const float x[T][coded<D, T>::NT][4],
-                    const struct leaf_rows<PATHS> &rows, int from, int p0, const struct span &seen,
+                    const struct code_rows<PATHS> &rows, int from, int p0, const struct span &seen,
                     bool clean)
 {
     constexpr int LEAF = coded<D, T>::LEAF, C = coded<D, T>::C;
@@ -311,20 +259,9 @@ DEV void half_weigh(float acc[T][coded<D, T>::CT][4], const float x[T][coded<D, 
 
 /* ---- values that are no numbers ---- */
 
-/* Keys of the leaf, a bit each, of whose columns one is a NaN or an Inf. */
-template <uint32_t TYPE, int N, int LEAF> DEV uint32_t bad_scales(const unsigned char *v, int odd)
-{
-    using S = staged<TYPE, N>;
-    const int key = threadIdx.x % LEAF;
-    bool bad = false;
-#pragma unroll
-    for (int i = 0; i < S::SCALE / 2; i++)
-        bad |= (*(const uint16_t *)(v + S::scale_at(LEAF) + key * S::SCALE_PITCH + 2 * i + odd) & 0x7c00) ==
-               0x7c00;
-    return __ballot_sync(~0u, bad) & (LEAF == 32 ? ~0u : 0xffffu);
-}
+/* As bad_scales. */
 template <int N, int LEAF, bool PATHS>
-DEV uint32_t bad_halves(const struct leaf_rows<PATHS> &rows, int from, int p0, const struct span &seen)
+DEV uint32_t bad_halves(const struct code_rows<PATHS> &rows, int from, int p0, const struct span &seen)
 {
     const int key = threadIdx.x % LEAF;
     bool bad = false;
@@ -380,12 +317,12 @@ DEV void code_queries(const struct attn &a, uint32_t type, uint4 *to, float *uni
 /* What a warp has come to. */
 template <int D, int T> struct code_sums {
     static constexpr int CT = coded<D, T>::CT;
-    float acc[T][CT][4], top[T][2], sum[T][2];
+    float acc[T][CT][4], top[T][2], sum[T][2], odd[T][2]; /* odd: of the keys whose number is odd */
     __device__ __forceinline__ void clear()
     {
 #pragma unroll
         for (int m = 0; m < T; m++) {
-            top[m][0] = top[m][1] = -INFINITY, sum[m][0] = sum[m][1] = 0.0f;
+            top[m][0] = top[m][1] = -INFINITY, sum[m][0] = sum[m][1] = odd[m][0] = odd[m][1] = 0.0f;
 #pragma unroll
             for (int t = 0; t < CT; t++) acc[m][t][0] = acc[m][t][1] = acc[m][t][2] = acc[m][t][3] = 0.0f;
         }
@@ -473,7 +410,7 @@ __global__ void __launch_bounds__(coded<D, T>::THREADS, coded<D, T>::RESIDENT)
     const int end = hi > lo ? (hi - 1) / LEAF + 1 : leaf;
     const auto rows_of = [&](const struct kv_side &s, const unsigned char *tail, int at) {
         const int p0 = at * LEAF;
-        struct leaf_rows<PATHS> r;
+        struct code_rows<PATHS> r;
         r.ring = s.at + (int64_t)KV_SLOT(a.where, p0) * s.row, r.stride = s.row;
         r.tail = tail, r.tried = base - p0;
         r.path = PATHS ? p.tree_path + tree_row * CODES_PATH - r.tried : nullptr;
@@ -535,19 +472,21 @@ __global__ void __launch_bounds__(coded<D, T>::THREADS, coded<D, T>::RESIDENT)
             if (some) hide<NT>(x[m], p0, v0[m], v1[m]);
             ragged |= some;
             raise_top<NT>(here, x[m], unit, mine.top[m]);
-            raise_results<CT>(mine.acc[m], mine.sum[m], mine.top[m], here);
+            raise_results<CT>(mine.acc[m], mine.sum[m], mine.top[m], here, mine.odd[m]);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const float base = mine.top[m][half] == -INFINITY ? 0.0f : -mine.top[m][half];
-                float sum = 0.0f;
+                float sum[2] = {0.0f, 0.0f};
 #pragma unroll
                 for (int j = 0; j < NT; j++)
 #pragma unroll
-                    for (int e = 2 * half; e < 2 * half + 2; e++) {
-                        x[m][j][e] = exp_two(__fmaf_rn(x[m][j][e], unit[half], base));
-                        sum = __fadd_rn(sum, x[m][j][e]);
+                    for (int e = 0; e < 2; e++) {
+                        float &y = x[m][j][2 * half + e];
+                        y = exp_two(__fmaf_rn(y, unit[half], base));
+                        sum[e] = __fadd_rn(sum[e], y);
                     }
-                mine.sum[m][half] = __fadd_rn(mine.sum[m][half], sum);
+                mine.sum[m][half] = __fadd_rn(mine.sum[m][half], sum[0]);
+                mine.odd[m][half] = __fadd_rn(mine.odd[m][half], sum[1]);
             }
         }
         copy_wait(1);
@@ -596,7 +535,9 @@ __global__ void __launch_bounds__(coded<D, T>::THREADS, coded<D, T>::RESIDENT)
     float4 *box = (float4 *)(raw + F::FIXED + (w / F::WARPS * 2 + part / 2) * F::BOX);
 #pragma unroll
     for (int m = 0; m < T; m++)
-        mine.sum[m][0] = quad_sum(mine.sum[m][0]), mine.sum[m][1] = quad_sum(mine.sum[m][1]);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            mine.sum[m][half] = quad_sum(__fadd_rn(mine.sum[m][half], mine.odd[m][half]));
     __syncthreads(); /* the slots are done with */
     if (part & 1) mine.give(box);
     __syncthreads();

@@ -610,7 +610,7 @@ static void check_refusals(void)
     refused(op->experts_gated(gpu, x, &a.w, &a.w, x, x, eps, KN_ACT_SILU, ids, 0, 2), KN_EINVAL, "0 rows");
     refused(op->experts_down(gpu, x, &a.w, x, ids, x, 1, 99, false), KN_ETYPE, "99 experts a row");
     refused(op->experts_down(gpu, x, &none, x, ids, x, 1, 2, false), KN_EINVAL, "experts_load did not load");
-    refused(op->experts_load(gpu, &w, KN_IQ2_XS, 256, 16, 2, x), KN_ETYPE, "IQ2_XS");
+    refused(op->experts_load(gpu, &w, KN_TQ1_0, 256, 16, 2, x), KN_ETYPE, "TQ1_0");
     refused(op->experts_load(gpu, &w, KN_Q4_K, 300, 16, 2, x), KN_ETYPE, "300");
     op->free(gpu, x), op->free(gpu, ids);
     matrices_free(&a), matrices_free(&b), matrices_free(&c);

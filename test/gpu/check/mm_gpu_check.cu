@@ -265,7 +265,7 @@ static void check_refusals()
         unsigned use;
         int want;
     } cases[] = {{KN_Q4_K, 300, 4, KN_USE_LINEAR, KN_ETYPE},
-                 {KN_IQ3_S, 256, 4, KN_USE_LINEAR, KN_ETYPE},
+                 {KN_TQ1_0, 256, 4, KN_USE_LINEAR, KN_ETYPE},
                  {KN_Q8_0, 32, 0, KN_USE_LINEAR, KN_EINVAL},
                  {999, 32, 4, KN_USE_LINEAR, KN_ETYPE},
                  {KN_F32, 64, 4, 0, KN_EINVAL},

@@ -717,9 +717,10 @@ static void test_small_ones(void **state)
 static void test_embed(void **state)
 {
     (void)state;
-    static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0,   KN_Q4_0,
-                                     KN_Q5_0, KN_Q4_1, KN_Q5_1, KN_Q4_K,   KN_Q5_K,
-                                     KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
+    static const uint32_t types[] = {KN_F32,   KN_F16,     KN_BF16,   KN_Q8_0,  KN_Q4_0,    KN_Q5_0,
+                                     KN_Q4_1,  KN_Q5_1,    KN_Q4_K,   KN_Q5_K,  KN_Q6_K,    KN_Q2_K,
+                                     KN_Q3_K,  KN_IQ4_NL,  KN_IQ4_XS, KN_MXFP4, KN_IQ2_XXS, KN_IQ2_XS,
+                                     KN_IQ2_S, KN_IQ3_XXS, KN_IQ3_S,  KN_IQ1_S, KN_IQ1_M};
     enum { V = 9, W = 512, N = 200 };
     float *x = test_alloc(V * W * 4), *want = test_alloc(W * 4), *out = test_alloc(N * W * 4);
     char *data = test_alloc(V * W * 4);
