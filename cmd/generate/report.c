@@ -187,6 +187,7 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "logprobs",
                         set->text.logprobs.name ? json_integer(set->text.logprobs.n) : json_null());
     json_object_set_new(j, "stop", set->stop_list ? json_string(set->stop_list) : json_null());
+    json_object_set_new(j, "override_kv", models_keys_json(&set->m));
     const struct drafter_flags *f = &set->m.draft;
     const struct {
         const char *key, *v;

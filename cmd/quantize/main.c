@@ -400,22 +400,13 @@ static int refuse_imatrix(const struct gguf *g, const char *path, struct err *e)
     return err_hint(e, "it goes with --imatrix, beside the model that it was gathered from");
 }
 
-static int read_keys(struct work *k, struct err *e)
-{
-    k->keys = mem_calloc((size_t)key_args.n + 1, sizeof *k->keys);
-    if (!k->keys) return err_set(e, ERR_IO, "out of memory (--override-kv)");
-    for (int i = 0; i < key_args.n; i++)
-        if (gguf_override_parse(&k->keys[i], key_args.v[i], e)) return -1;
-    return 0;
-}
-
 static int quantize(const char *path, struct err *e)
 {
     struct work k = {0};
     int rc = -1;
-    if ((!copy && quant_recipe_by_name(type_name, &k.recipe, e)) || read_keys(&k, e) ||
-        gguf_open(&k.in, path, e) || refuse_imatrix(k.in, path, e) ||
-        gguf_override(k.in, k.keys, key_args.n, true, e) || make_plan(&k, e))
+    if ((!copy && quant_recipe_by_name(type_name, &k.recipe, e)) ||
+        gguf_overrides_parse(&k.keys, key_args.v, key_args.n, e) || gguf_open(&k.in, path, e) ||
+        refuse_imatrix(k.in, path, e) || gguf_override(k.in, k.keys, key_args.n, true, e) || make_plan(&k, e))
         goto out;
     if (imatrix_path && (imatrix_read(&k.imatrix, imatrix_path, e) || check_imatrix(&k, e))) goto out;
     const double begin = cli_seconds();

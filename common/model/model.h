@@ -83,8 +83,8 @@ struct model {
 
 typedef void (*model_progress_fn)(void *ctx, uint64_t done, uint64_t total);
 /* Open a target or drafter GGUF: its description, and whether the backend can run it. No weight is read and
- * nothing but d is there to be used, until model_fill. path may not be a directory or safetensors: those are
- * refused with the convert command. */
+ * nothing but d is there to be used, until model_fill. o->kv: keys that get other values than the file's.
+ * path may not be a directory or safetensors: those are refused with the convert command. */
 int model_open(struct model **m, const char *path, struct kn_backend *be, const struct desc_override *o,
                struct err *e);
 /* The weights of an open model. On failure it can only be freed. */

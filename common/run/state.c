@@ -396,9 +396,9 @@ int state_check(const struct state *st, const struct desc *target, const struct 
     if (memcmp(st->m.target_id, own.target_id, 16)) {
         err_set(e, ERR_FORMAT, "%s: was made with another target (expected %s; got %s%s)", st->name, want,
                 got, strcmp(own.target, st->m.target) ? "" : ", a file of the same name and other contents");
-        return err_hint(
-            e,
-            "dflash-inspect names the model that a state wants, and prints the identity of a model's file");
+        return err_hint(e, "dflash-inspect names the model that a state wants, and prints the identity of a "
+                           "model's file; keys "
+                           "of --override-kv count");
     }
     if (check_sparse(st, &own, e)) return -1;
     if (!o->kv_convert && check_types(st, &own, e))
