@@ -256,6 +256,8 @@ static json_t *settings_json(void)
 {
     json_t *j = json_pack("{s:I,s:b,s:i,s:s,s:b}", "n", (json_int_t)o.n, "ignore_eos", o.ignore_eos, "chunk",
                           o.chunk, "kv", o.m.kv.kv ? o.m.kv.kv : "f16", "check_layers", o.m.check_layers);
+    json_object_set_new(j, "kv_host", json_boolean(o.m.kv_host));
+    json_object_set_new(j, "kv_host_layers", json_integer(o.m.kv_host_layers));
     sampling_flags_json(&o.sampling, j);
     json_object_set_new(j, "lookup", json_string(o.lookup.look ? o.lookup.mode : "off"));
     if (!o.m.drafter) return j;
@@ -286,6 +288,7 @@ static json_t *line(const struct kind *plain, const struct kind *drafted, const 
         "plain", kind_json(plain, false), "read_ceiling_bytes_per_s", json_finite(ceiling),
         "plain_share_of_ceiling", json_finite(decode * (double)o.m.target->bytes_step / ceiling), "machine",
         bench_machine(&o.m));
+    json_object_set_new(j, "link_bytes_per_s", json_finite(bench_link(&o.m)));
     if (!two_kinds()) return j;
     struct verdict v = verdict_of(&plain->decode, &drafted->decode);
     if (o.m.drafter) json_object_set_new(j, "drafter", bench_model_json(o.m.drafter_path, o.m.drafter));

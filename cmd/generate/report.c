@@ -148,6 +148,13 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "ctx", json_integer(s->o.ctx));
     json_object_set_new(j, "chunk", json_integer(s->o.chunk));
     add_cache_types(j, s);
+    json_object_set_new(j, "kv_host", json_boolean(set->m.kv_host));
+    json_object_set_new(j, "kv_host_layers", json_integer(set->m.kv_host_layers));
+    json_object_set_new(j, "experts_host", json_integer(set->m.experts_host));
+    json_object_set_new(j, "experts_counts",
+                        set->m.experts_counts
+                            ? json_text(set->m.experts_counts, strlen(set->m.experts_counts))
+                            : json_null());
     json_object_set_new(j, "kernels", json_string(set->m.kernels ? set->m.kernels : "auto"));
     json_object_set_new(j, "check_layers", json_boolean(set->m.check_layers));
     json_object_set_new(j, "block", s->source ? json_integer(s->o.block) : json_null());
@@ -227,6 +234,12 @@ int report_write(const struct settings *set, const struct session *s, const stru
     json_object_set_new(j, "device", json_string(models_device(&set->m)));
     json_object_set_new(j, "isa", json_string(kn_backend_isa(set->m.be)));
     json_object_set_new(j, "threads", json_integer(kn_backend_threads(set->m.be)));
+    const bool host = kn_op(set->m.be)->alloc_host != NULL;
+    json_object_set_new(j, "experts_host", json_integer(host ? set->m.target->n_host : 0));
+    json_object_set_new(j, "kv_host_layers", json_integer(session_kv_hosted(s)));
+    json_object_set_new(
+        j, "host_bytes",
+        json_integer((json_int_t)(s->host_bytes + (host ? model_host_bytes(set->m.target) : 0))));
     json_object_set_new(j, "prompt_tokens", json_integer(r->prompt_tokens));
     json_object_set_new(j, "prefilled_tokens", json_integer(r->prefilled));
     json_object_set_new(j, "generated_tokens", json_integer(st->generated));

@@ -37,6 +37,7 @@ struct engine {
     int32_t *equal;           /* device [positions], of o.synthetic; NULL without it */
     struct work work;
     struct hidden hidden; /* fn NULL: not wanted */
+    void *here[2];        /* device: a layer's keys and values at a time of those in the host's memory */
     int64_t width;        /* values of a row that a pass leaves for the source; 0: none */
     float *features;      /* device [rows, width], of the last pass */
     float *logits;        /* device [SESSION_MAX_ROWS, n_vocab], of the last pass (target's or source's) */
