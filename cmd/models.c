@@ -167,6 +167,10 @@ static void describe(const struct models *all, const struct cli *c, const char *
         return;
     }
     cli_detail(c, "%s: block %d, mask id %d", role, d->block_size, d->mask_id);
+    if (desc_draft_reach(d))
+        cli_detail(c,
+                   "%s: layers without a window see the last %d positions (--draft-window all: all of them)",
+                   role, desc_draft_reach(d));
     desc_tell(d, NULL, tell_line, (void *)(uintptr_t)c);
     int sliding = 0;
     for (int i = 0; i < d->n_layer; i++) sliding += d->layer[i].window > 0;

@@ -54,7 +54,9 @@ static const struct cli_flag flags[] = {
     SAMPLING_FLAGS(o.sampling),
     {"--block", CLI_I32, &o.block, "B", "rows a draft block (default: as trained)", 2, SESSION_MAX_ROWS},
     PLAN_FLAGS(o.plan),
-    {"--draft-window", CLI_I32, &o.draft_window, "N", "positions of context the drafter sees (default: all)",
+    {"--draft-window", CLI_I32_ALL, &o.draft_window, "N|all",
+     "positions of context the drafter sees, on any layer (default 0: the windows of its layers, and of "
+     "those without three of them)",
      0, INT32_MAX},
     {"--draft-sampling", CLI_STR, &o.draft_sampling, "NAME",
      "coupled (default: proposals take the noise of the picks to come) or greedy", 0, 0},
@@ -270,7 +272,9 @@ static json_t *settings_json(void)
     json_object_set_new(j, "tree", plan_flags_tree(&o.plan));
     json_object_set_new(j, "plan_times", text_json(o.plan.times_path));
     json_object_set_new(j, "calibration", text_json(o.plan.calibration_path));
-    json_object_set_new(j, "draft_window", json_integer(o.draft_window));
+    json_object_set_new(j, "draft_window",
+                        o.draft_window == SESSION_DRAFT_ALL ? json_string("all")
+                                                            : json_integer(o.draft_window));
     json_object_set_new(j, "draft_sampling", json_string(o.draft_greedy ? "greedy" : "coupled"));
     return j;
 }

@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../../common/run/engine.h"
 #include "../../common/run/source.h"
 #include "generate.h"
 #include "../../common/base/json.h"
@@ -173,7 +174,10 @@ static json_t *settings_json(const struct settings *set, const struct session *s
                         set->plan.calibration_path
                             ? json_text(set->plan.calibration_path, strlen(set->plan.calibration_path))
                             : json_null());
-    json_object_set_new(j, "draft_window", json_integer(s->o.draft_window));
+    json_object_set_new(j, "draft_window",
+                        set->draft_window == SESSION_DRAFT_ALL ? json_string("all")
+                                                               : json_integer(set->draft_window));
+    json_object_set_new(j, "draft_reach", s->g->draft_reach ? json_integer(s->g->draft_reach) : json_null());
     json_object_set_new(j, "draft_sampling",
                         s->source ? json_string(s->o.draft_greedy ? "greedy" : "coupled") : json_null());
     json_object_set_new(j, "lookup", json_string(s->o.look ? set->lookup.mode : "off"));

@@ -187,6 +187,7 @@ struct pass {
     const int32_t *rows;        /* [n] device: 0, 1, 2, ... */
     float *features; /* [n, n_features] tap-major: left by a target, read by a drafter; NULL: not wanted */
     const struct desc *tapped;   /* the drafter whose taps a target leaves; NULL where features is */
+    int32_t reach;               /* drafters: the window of layers without one; 0: none */
     const int32_t *visible_from; /* drafters: NULL, or one int32 (device): context before it is not seen */
     bool check;                  /* look for NaN and Inf after every layer (slow; waits for the device) */
     struct fault *fault; /* NULL: what is found is an error; else it is left here, for rows may be rejected */

@@ -110,7 +110,7 @@ struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_
                                              .n_head = l->n_head,
                                              .scale = 1.0f / sqrtf((float)l->head_dim),
                                              .causal = l->causal,
-                                             .window = l->window,
+                                             .window = l->window ? l->window : p->reach,
                                              .first = p->visible_from,
                                              .tree = p->tree,
                                              .tail = p->tree ? &p->tail[i] : NULL,

@@ -173,6 +173,8 @@ int engine_open(struct engine **out, struct model *target, struct source *source
                       e) ||
         check_tree(g, e))
         goto fail;
+    if (!g->o.draft_window && source && source->model) g->draft_reach = desc_draft_reach(source->model->d);
+    if (g->o.draft_window == SESSION_DRAFT_ALL) g->o.draft_window = 0;
     /* No pass is longer than the context, however large the chunk. */
     const int32_t most = session_pass_rows(&g->o, g->op), ctx = g->o.ctx;
     g->rows = most < ctx ? most : ctx;

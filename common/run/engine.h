@@ -32,6 +32,7 @@ struct engine {
     const struct kn_ops *op;
     struct session_options o; /* with defaults filled in */
     int32_t rows;             /* of the longest pass */
+    int32_t draft_reach;      /* positions that a row of a drafter's layer without a window sees; 0: all */
     int32_t positions;        /* that fit the caches: ctx, and what is written ahead of it */
     int32_t *d_pos;           /* device [positions]: 0, 1, 2, ... */
     int32_t *equal;           /* device [positions], of o.synthetic; NULL without it */

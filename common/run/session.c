@@ -124,6 +124,8 @@ int session_new_caches(struct session *s, const struct model *m, int32_t pass_ro
         kv[i].v = take_cache(s, kn_kv_bytes(&kv[i], kv[i].type.v), host);
         if (!kv[i].k || !kv[i].v) return cache_failed(s, i, &kv[i], e);
         int rc = s->op->reserve_kv(s->be, pass_rows, y->n_head, &kv[i], y->window);
+        if (rc == 0 && m != s->target && !y->window && s->g->draft_reach)
+            rc = s->op->reserve_kv(s->be, pass_rows, y->n_head, &kv[i], s->g->draft_reach);
         if (rc) return model_failed(m, "reserve", rc, e);
     }
     return 0;

@@ -27,6 +27,8 @@
 #define SESSION_CHUNK 512         /* default of options.chunk */
 #define SESSION_MAX_CTX (1 << 30) /* positions of a session at most; of a state too */
 
+enum { SESSION_DRAFT_ALL = INT32_MAX }; /* options.draft_window */
+
 struct source;
 
 /* For benchmarks: what becomes of proposals is stated by the anchor's position, and not computed. The stream
@@ -38,11 +40,12 @@ struct session_synthetic {
 };
 
 struct session_options {
-    int32_t ctx;   /* positions the caches must hold: prompt + generated + block */
-    int32_t chunk; /* rows a prefill pass; 0: SESSION_CHUNK. Chunks end at absolute multiples of it */
-    int32_t block; /* rows a block, 2 .. as trained; 0: as trained */
-    int32_t
-        draft_window;  /* 0: all context; N: a block starting at s sees no position < s - N, on any layer */
+    int32_t ctx;          /* positions the caches must hold: prompt + generated + block */
+    int32_t chunk;        /* rows a prefill pass; 0: SESSION_CHUNK. Chunks end at absolute multiples of it */
+    int32_t block;        /* rows a block, 2 .. as trained; 0: as trained */
+    int32_t draft_window; /* N: a block starting at s sees no position < s - N, on any layer; DRAFT_ALL: all
+                             that the layers' windows show; 0: the same, but where some layers of a DFlash
+                             drafter have a window a row of the others sees the last three of the widest */
     bool draft_greedy; /* a drafter proposes its likeliest tokens; else those that the stream's sampler picks
                           of its logits with the noise that the target's picks of these places will meet
                           (docs/sampling.md): at temperature 0 the same */
