@@ -22,7 +22,7 @@ struct counter {
 struct memory_planner {
     struct counter c;
     struct kn_backend *be;
-    struct model *target, *drafter;
+    struct model *target, *drafter, *beside;
     uint64_t weights;
 };
 
@@ -145,9 +145,10 @@ static void counter_init(struct counter *c, struct kn_backend *be)
 /* ---- planners ---- */
 
 int memory_plan_open(struct memory_planner **out, struct kn_backend *be, const char *target,
-                     const char *drafter, const struct desc_override *drafter_override, struct err *e)
+                     const char *drafter, const struct desc_override *drafter_override, const char *mtp,
+                     struct err *e)
 {
-    const struct desc_override none = {.draft_causal = -1};
+    const struct desc_override none = {.draft_causal = -1}, own = {.drafter = true, .draft_causal = -1};
     struct memory_planner *p = mem_calloc(1, sizeof *p);
     *out = NULL;
     if (!p) return err_set(e, ERR_IO, "out of memory (a plan)");
@@ -155,7 +156,8 @@ int memory_plan_open(struct memory_planner **out, struct kn_backend *be, const c
     counter_init(&p->c, be);
     struct kn_backend *counting = (struct kn_backend *)(void *)&p->c;
     if (model_load(&p->target, target, counting, &none, NULL, NULL, e) ||
-        (drafter && model_load(&p->drafter, drafter, counting, drafter_override, NULL, NULL, e))) {
+        (drafter && model_load(&p->drafter, drafter, counting, drafter_override, NULL, NULL, e)) ||
+        (mtp && model_load(&p->beside, mtp, counting, &own, NULL, NULL, e))) {
         memory_plan_close(p);
         return -1;
     }
@@ -167,6 +169,7 @@ int memory_plan_open(struct memory_planner **out, struct kn_backend *be, const c
 void memory_plan_close(struct memory_planner *p)
 {
     if (!p) return;
+    model_free(p->beside);
     model_free(p->drafter);
     model_free(p->target);
     mem_free(p);
@@ -191,11 +194,15 @@ int memory_plan_session(struct memory_planner *p, const struct session_options *
     if (p->c.memory->query(p->be, &free_bytes, &total))
         return err_set(e, ERR_DEVICE, "%s: %s", p->c.op.name, kn_message(p->be));
     p->c.taken = p->c.scratch = p->c.products = 0;
-    if (session_new(&s, p->target, p->drafter, o, e)) return -1;
+    struct source by[PLAN_SOURCES] = {0};
+    if (p->drafter) by[0] = source_drafter(p->drafter);
+    if (p->beside) by[1] = source_drafter(p->beside), by[0].beside = &by[1];
+    if (session_over(&s, p->target, p->drafter ? by : NULL, o, e)) return -1;
     plan->caches = bytes_of(p, s->kv, p->target->d->n_layer);
-    if (s->source && s->source->op->caches) {
+    for (int32_t i = 0; i < s->n_sources; i++) {
         int32_t n;
-        const struct kn_kv *kv = s->source->op->caches(s, &n);
+        if (!by[i].op->caches) continue;
+        const struct kn_kv *kv = by[i].op->caches(s, &s->by[i], &n);
         plan->caches += bytes_of(p, kv, n);
     }
     /* What is measured before the first cycle is recorded meanwhile: that the copy fits into the margin,
