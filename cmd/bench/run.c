@@ -54,6 +54,7 @@ static const struct cli_flag flags[] = {
     SAMPLING_FLAGS(o.sampling),
     {"--block", CLI_I32, &o.block, "B", "rows a draft block (default: as trained)", 2, SESSION_MAX_ROWS},
     PLAN_FLAGS(o.plan),
+    PLAN_MTP_FLAG(o.plan),
     {"--draft-window", CLI_I32_ALL, &o.draft_window, "N|all",
      "positions of context the drafter sees, on any layer (default 0: the windows of its layers, and of "
      "those without three of them)",
@@ -162,7 +163,8 @@ static int one(const struct prompt *p, bool drafted, struct sink *out, struct sp
         if (synthetic_table(&o.synthetic, (int32_t)p->n, so.ctx, &stated, e)) goto done;
         so.synthetic = &stated;
     }
-    if (models_kv(&o.m, NULL, &so, e) || session_new(&s, o.m.target, drafted ? o.m.drafter : NULL, &so, e))
+    if (models_kv(&o.m, NULL, &so, e) ||
+        session_over(&s, o.m.target, drafted ? models_sources(&o.m) : NULL, &so, e))
         goto done;
     double t = cli_seconds();
     if (session_prefill(s, p->id, (int64_t)p->n, NULL, NULL, e)) goto done;
@@ -272,6 +274,8 @@ static json_t *settings_json(void)
     json_object_set_new(j, "tree", plan_flags_tree(&o.plan));
     json_object_set_new(j, "plan_times", text_json(o.plan.times_path));
     json_object_set_new(j, "calibration", text_json(o.plan.calibration_path));
+    json_object_set_new(j, "mtp", text_json(o.m.mtp));
+    json_object_set_new(j, "mtp_calibration", text_json(o.plan.mtp_calibration_path));
     json_object_set_new(j, "draft_window",
                         o.draft_window == SESSION_DRAFT_ALL ? json_string("all")
                                                             : json_integer(o.draft_window));
@@ -388,6 +392,10 @@ int bench_run(int argc, char **argv)
     if (o.accept_rates && o.accept_trace)
         cli_usage_error(&cli, "--accept-rates and --accept-trace: both say what stays (expected one)");
     plan_flags_check(&o.plan, &cli);
+    plan_flags_check_mtp(&o.plan, &cli, o.m.mtp);
+    if (o.accept_rates || o.accept_trace)
+        models_no_mtp(&o.m, &cli, o.accept_rates ? "--accept-rates" : "--accept-trace");
+    if (o.lookup.only) models_no_mtp(&o.m, &cli, "--lookup only");
     if (o.plan.tree && o.lookup.only)
         cli_usage_error(&cli, "--tree and --lookup only: a look-up has one chain (expected --lookup on)");
     if (o.plan.tree && (o.accept_rates || o.accept_trace))

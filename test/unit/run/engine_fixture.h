@@ -80,7 +80,7 @@ static inline struct session *through_state(struct session *s, const struct way 
     must(state_open(&st, path, &info, &e), &e);
     s = start(y, t, d);
     must(state_restore(st, s, &e), &e);
-    assert_int_equal(info.has_drafter, d != NULL);
+    assert_int_equal(info.n_drafters, d != NULL);
     assert_int_equal(info.n_tokens, s->n_past);
     state_close(st);
     return s;
