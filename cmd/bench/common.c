@@ -74,6 +74,13 @@ json_t *bench_model_json(const char *path, const struct model *m)
                      m->d->n_layer, "embedding", m->d->n_embd, "bytes_a_step", (json_int_t)m->bytes_step);
 }
 
+json_t *bench_target_json(const struct models *m)
+{
+    json_t *j = bench_model_json(m->target_path, m->target);
+    if (j && m->keys.n) json_object_set_new(j, "override_kv", models_keys_json(m));
+    return j;
+}
+
 int bench_read_tokens(const char *path, int32_t **ids, size_t *n, struct err *e)
 {
     bool in = !strcmp(path, "-");

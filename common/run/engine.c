@@ -168,7 +168,7 @@ int engine_open(struct engine **out, struct model *target, struct source *source
                       : source                ? source->rows
                                               : 0,
                       e) ||
-        check_tree(g, e))
+        check_tree(g, e) || session_sparse_check(&g->o, target->d, g->op, e))
         goto fail;
     /* No pass is longer than the context, however large the chunk. */
     const int32_t most = session_pass_rows(&g->o, g->op), ctx = g->o.ctx;
@@ -191,7 +191,7 @@ void engine_close(struct engine *g)
         g->idle = s->next;
         session_slot_free(s);
     }
-    void *device[] = {g->d_pos, g->equal, g->features, g->logits, g->hidden.normed};
+    void *device[] = {g->d_pos, g->equal, g->features, g->logits, g->hidden.normed, g->sparse_scratch};
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) g->op->free(g->be, device[i]);
     work_free(&g->work, g->be);
     mem_free(g->hidden.host);

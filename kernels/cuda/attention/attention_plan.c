@@ -494,7 +494,7 @@ struct attn_plan attn_plan_of(const struct cuda_device *dev, const struct attn_d
 {
     struct attn_plan p;
     memset(&p, 0, sizeof p);
-    if (c->n > ATTN_FEW && alone_wins(c, false) && plan_alone(dev, c, &p)) {
+    if (!c->whole && c->n > ATTN_FEW && alone_wins(c, false) && plan_alone(dev, c, &p)) {
         p.fold = folds(c, &p);
         return p;
     }

@@ -113,7 +113,7 @@ static struct memory_planner *open_planner(const char *drafter)
     const struct desc_override o = {.draft_causal = -1};
     struct memory_planner *p;
     struct err e = {0};
-    assert_int_equal(memory_plan_open(&p, open_device(), target_path, drafter, &o, &e), 0);
+    assert_int_equal(memory_plan_open(&p, open_device(), target_path, NULL, drafter, &o, &e), 0);
     return p;
 }
 
@@ -246,7 +246,7 @@ static void reports_failures(void **state)
     assert_int_equal(e.code, ERR_USAGE);
     memory_plan_close(p);
     memset(&e, 0, sizeof e);
-    assert_int_equal(memory_plan_open(&none, open_device(), "/nonexistent", NULL, &over, &e), -1);
+    assert_int_equal(memory_plan_open(&none, open_device(), "/nonexistent", NULL, NULL, &over, &e), -1);
     assert_null(none);
     assert_int_equal(e.code, ERR_IO);
     memory_plan_close(NULL);
