@@ -14,8 +14,8 @@
  *
  * Then a block takes a head and adds nodes up: a warp a class, classes in order; it rotates the result back.
  *
- * Bound: the codes, read once, or 210 instructions a key and warp, whichever is longer (docs/speed/
- * attention.md). */
+ * Bound: the codes, read once, or some 840 instructions of a warp a leaf (tq3_0: 1,180), whichever is longer
+ * (docs/speed/attention.md). */
 #ifndef DFLASH_CUDA_CHAIN_CODES_CUH
 #define DFLASH_CUDA_CHAIN_CODES_CUH
 
