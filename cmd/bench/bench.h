@@ -23,6 +23,7 @@ int bench_ops(int argc, char **argv);
 int bench_matrix(int argc, char **argv);
 int bench_compare(int argc, char **argv);
 int bench_report(int argc, char **argv);
+int bench_needles(int argc, char **argv);
 
 /* stats.c - measurements of one thing, in the order they were made */
 #define BENCH_MAX_RUNS 1000

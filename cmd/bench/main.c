@@ -10,6 +10,7 @@ static struct cli cli = {
         "rows    -m TARGET [-d DRAFTER]                      1..64 rows and prompts, against the memory's "
         "speed\n"
         "calibrate -m TARGET -d DRAFTER PROMPT.tok...        how often the target agrees with the drafter\n"
+        "needles -m MODEL [--sparse ALPHA] [--kv K[,V]]      what a way to run prompts finds in them\n"
         "ops     -m TARGET                                   where a pass's time goes, operation by "
         "operation\n"
         "matrix  --target HF_DIR --drafter HF_DIR ...        rules of a whole matrix, for make\n"
@@ -29,7 +30,7 @@ int main(int argc, char **argv)
     } verb[] = {{"run", bench_run},       {"rows", bench_rows},
                 {"ops", bench_ops},       {"calibrate", bench_calibrate},
                 {"matrix", bench_matrix}, {"compare", bench_compare},
-                {"report", bench_report}};
+                {"report", bench_report}, {"needles", bench_needles}};
     for (size_t i = 0; argc > 1 && i < sizeof verb / sizeof *verb; i++)
         if (!strcmp(argv[1], verb[i].name)) return verb[i].run(argc - 1, argv + 1);
     cli_parse(&cli, argc, argv);
@@ -37,8 +38,9 @@ int main(int argc, char **argv)
         if (cli_near(cli.args[0], verb[i].name))
             cli_usage_error(&cli, "unknown verb '%s' (did you mean %s?)", cli.args[0], verb[i].name);
     if (cli.n_args)
-        cli_usage_error(&cli,
-                        "unknown verb '%s' (expected run, rows, calibrate, ops, matrix, compare or report)",
-                        cli.args[0]);
-    cli_usage_error(&cli, "no verb (expected run, rows, calibrate, ops, matrix, compare or report)");
+        cli_usage_error(
+            &cli,
+            "unknown verb '%s' (expected run, rows, calibrate, needles, ops, matrix, compare or report)",
+            cli.args[0]);
+    cli_usage_error(&cli, "no verb (expected run, rows, calibrate, needles, ops, matrix, compare or report)");
 }
