@@ -458,6 +458,9 @@ GPU_SUITES = "gpu/mm=$(BUILD)/test/mm_gpu check" \
     "gpu/lossless-pair-mtp=$(GPU_LOSSLESS) $(MTP) $(LOSSLESS_PROMPT) --untrained --device cuda --types $(HYBRID_TYPES)" \
     "gpu/lossless-kv=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --types wide --kv" \
     "gpu/lossless-kv-hybrid=$(GPU_LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --types wide --kv" \
+    "gpu/lossless-kv-host=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --kv-host" \
+    "gpu/lossless-kv-host-hybrid=$(GPU_LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --kv-host --types $(HYBRID_TYPES)" \
+    "gpu/lossless-kv-host-wide=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --kv-host --types wide --kv" \
     "gpu/family=DEVICE=cuda test/family/check_families.sh $(BIN) $(BUILD)/test/family-cuda"
 
 # What a turn of a chat costs, from a state and anew, over random weights of Qwen3-0.6B (400 MB): minutes on two cores.

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "../common/file/gguf.h"
+#include "../common/file/imatrix.h"
 #include "../common/base/io.h"
 #include "../common/base/json.h"
 #include "../common/base/text.h"
@@ -33,6 +34,11 @@ static void warn_device(const struct models *m, const struct cli *c, const char 
         cli_warn(c, "--kernels %s is for cuda and does nothing on the CPU, where this runs", m->kernels);
     if (!cpu && m->isa && strcmp(m->isa, "auto"))
         cli_warn(c, "--isa %s is for the CPU and does nothing on %s, where this runs", m->isa, device);
+    if (cpu && (m->experts_host || m->kv_host || m->kv_host_layers))
+        cli_warn(c, "--%s is for cuda and does nothing on the CPU, where all memory is the host's",
+                 m->experts_host ? "experts-host"
+                 : m->kv_host    ? "kv-host"
+                                 : "kv-host-layers");
 }
 
 static int open_backend(struct models *m, const struct cli *c, struct err *e)
@@ -162,6 +168,10 @@ static void describe(const struct models *all, const struct cli *c, const char *
         return;
     }
     cli_detail(c, "%s: block %d, mask id %d", role, d->block_size, d->mask_id);
+    if (desc_draft_reach(d))
+        cli_detail(c,
+                   "%s: layers without a window see the last %d positions (--draft-window all: all of them)",
+                   role, desc_draft_reach(d));
     desc_tell(d, NULL, tell_line, (void *)(uintptr_t)c);
     int sliding = 0;
     for (int i = 0; i < d->n_layer; i++) sliding += d->layer[i].window > 0;
@@ -208,6 +218,20 @@ static struct desc_override target_overrides(const struct models *m)
     return (struct desc_override){.draft_causal = -1, .kv = m->over, .n_kv = m->keys.n};
 }
 
+/* Which experts stay in the host's memory. */
+static int place_experts(struct models *m, struct err *e)
+{
+    struct imatrix *counts = NULL;
+    int rc = -1;
+    if (m->experts_counts && imatrix_read(&counts, m->experts_counts, e)) return -1;
+    if (model_place(m->target, m->experts_host, counts, e) == 0)
+        rc = 0;
+    else if (counts && e->code == ERR_FORMAT)
+        err_prefix(e, "%s", m->experts_counts);
+    imatrix_free(counts);
+    return rc;
+}
+
 static int open_target(struct models *m, const struct cli *c, struct err *e)
 {
     const struct desc_override o = target_overrides(m);
@@ -217,6 +241,7 @@ static int open_target(struct models *m, const struct cli *c, struct err *e)
                 m->target->d->arch_name);
         return err_hint(e, "a drafter goes with -d, beside the target that it was made for");
     }
+    if (place_experts(m, e)) return -1;
     describe(m, c, "target", m->target_path, m->target);
     return 0;
 }
@@ -288,6 +313,9 @@ static int plan(struct models *m, const struct cli *c, const struct session_opti
                models_device(m), loaded ? "" : "plan for at least ", o->ctx, (double)p.weights / gib,
                (double)p.caches / gib, (double)p.activations / gib, (double)p.scratch / gib,
                (double)p.all / gib, (double)p.free / gib, (double)p.total / gib);
+    if (p.host)
+        cli_detail(c, "%s: %.2f GiB of the host's memory, of %.2f available", models_device(m),
+                   (double)p.host / gib, (double)p.host_free / gib);
     return memory_plan_check(m->planner, o, loaded, &p, e);
 }
 
@@ -302,10 +330,13 @@ static int plan_first(struct models *m, const struct cli *c, struct err *e)
     if (models_kv(m, NULL, &o, e)) return -1;
     if (o.ctx < 1) o.ctx = 1;
     const struct desc_override target = target_overrides(m);
-    if (memory_plan_open(&m->planner, m->be, m->target_path, &target, m->drafter_path, &over, &other))
+    if (memory_plan_open(&m->planner, m->be, m->target_path, &target, m->drafter_path, &over, m->target,
+                         &other))
         return 0;
-    if (plan(m, c, &o, false, &other) == 0) return 0;
-    if (other.code != ERR_DEVICE) return 0;
+    if ((!m->kv_host || memory_plan_kv_host(m->planner, &o, false, &other) == 0) &&
+        plan(m, c, &o, false, &other) == 0)
+        return 0;
+    if (other.code != ERR_DEVICE && other.code != ERR_IO) return 0;
     *e = other;
     return -1;
 }
@@ -367,7 +398,9 @@ static int take_back(struct models *m, const struct cli *c, bool drafter, struct
     struct progress p = {c, drafter ? "loading drafter" : "loading target"};
     if (drafter) overrides(m, c, &o);
     if (model_open(x, path, m->be, &o, e)) return -1;
-    if (memcmp((*x)->d->identity, m->identity[drafter], 16))
+    if (!drafter && place_experts(m, e))
+        ;
+    else if (memcmp((*x)->d->identity, m->identity[drafter], 16))
         err_set(e, ERR_FORMAT, "%s: is another file than the one that was parked", path);
     else if (model_fill(*x, show_progress, &p, e) == 0)
         return 0;
@@ -390,6 +423,7 @@ void models_check_flags(struct models *m, const struct cli *c)
     if (!m->target_path) cli_usage_error(c, "-m TARGET is missing");
     if (!m->drafter_path && drafter_flags_given(&m->draft))
         cli_usage_error(c, "--draft-%s needs a drafter (-d DRAFTER)", drafter_flags_given(&m->draft));
+    if (m->experts_counts && !m->experts_host) cli_usage_error(c, "--experts-counts needs --experts-host N");
     if (!m->drafter_path && m->kv.draft_kv) cli_usage_error(c, "--draft-kv needs a drafter (-d DRAFTER)");
     if (!m->drafter_path && m->draft_causal >= 0)
         cli_usage_error(c, "--draft-causal needs a drafter (-d DRAFTER)");
@@ -427,7 +461,9 @@ void models_close(struct models *m)
 int models_kv(struct models *m, const struct state_info *info, struct session_options *o, struct err *e)
 {
     sparse_flags_resolve(&m->sparse, info, o);
-    return kv_flags_resolve(&m->kv, m->target->d, m->drafter ? m->drafter->d : NULL, info, o, e);
+    if (kv_flags_resolve(&m->kv, m->target->d, m->drafter ? m->drafter->d : NULL, info, o, e)) return -1;
+    o->kv_host = m->kv_host_layers;
+    return m->kv_host && m->planner ? memory_plan_kv_host(m->planner, o, true, e) : 0;
 }
 
 void models_check_bos(const struct models *m, const struct cli *c, const int32_t *ids, size_t n)

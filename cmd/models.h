@@ -21,6 +21,10 @@ struct models {
     struct kv_flags kv;
     struct sparse_flags sparse;
     int32_t threads, draft_causal;
+    int32_t experts_host;       /* experts a layer that stay in the host's memory */
+    const char *experts_counts; /* the importance matrix that says which; NULL: none */
+    bool kv_host;               /* as many layers' keys and values as do not fit, and at least */
+    int32_t kv_host_layers;     /* so many, stay in the host's memory */
     struct drafter_flags draft;
     struct cli_list keys;       /* --override-kv */
     struct gguf_override *over; /* [keys.n] as models_check_flags read them, until the program ends */
@@ -76,6 +80,33 @@ struct models {
     {                                                                                                        \
         "--threads", CLI_I32, &(m).threads, "N", "threads (default 0: one a processor)", 0, CLI_MAX_THREADS  \
     }
+/* What stays in the host's memory. */
+#define MODELS_HOST_FLAGS(m)                                                                                 \
+    {"--experts-host",                                                                                       \
+     CLI_I32,                                                                                                \
+     &(m).experts_host,                                                                                      \
+     "N",                                                                                                    \
+     "experts a layer that stay in the host's memory (default 0)",                                           \
+     0,                                                                                                      \
+     1023},                                                                                                  \
+        {"--experts-counts",                                                                                 \
+         CLI_STR,                                                                                            \
+         &(m).experts_counts,                                                                                \
+         "IMATRIX",                                                                                          \
+         "which: those that this importance matrix counts least (default: those with the highest ids)",      \
+         0,                                                                                                  \
+         0},                                                                                                 \
+        {"--kv-host",                                                                                        \
+         CLI_FLAG,                                                                                           \
+         &(m).kv_host,                                                                                       \
+         NULL,                                                                                               \
+         "keys and values of as many layers as do not fit the device stay in the host's memory",             \
+         0,                                                                                                  \
+         0},                                                                                                 \
+    {                                                                                                        \
+        "--kv-host-layers", CLI_I32, &(m).kv_host_layers, "N",                                               \
+            "those of so many at least, though they fit (default 0)", 0, DESC_MAX_LAYERS                     \
+    }
 #define MODELS_CHECK_FLAG(m)                                                                                 \
     {                                                                                                        \
         "--check-layers", CLI_FLAG, &(m).check_layers, NULL,                                                 \
@@ -92,7 +123,8 @@ struct models {
          "drafter layers see ahead in the block (0) or not (1)",                                             \
          0,                                                                                                  \
          1},                                                                                                 \
-        KV_DRAFT_FLAG((m).kv), DRAFTER_FLAGS((m).draft, "--draft-", "--draft-dialect"), MODELS_CHECK_FLAG(m)
+        KV_DRAFT_FLAG((m).kv), DRAFTER_FLAGS((m).draft, "--draft-", "--draft-dialect"),                      \
+        MODELS_HOST_FLAGS(m), MODELS_CHECK_FLAG(m)
 
 /* Usage errors of these flags that need no file: for programs that read something else before models_open,
  * which asks too. */
@@ -116,7 +148,8 @@ int models_unpark(struct models *m, const struct cli *c, unsigned what, struct e
 void models_close(struct models *m);
 
 /* The types of o's caches and whether its prompts are sparse, by the flags, else as the state has them (info
- * NULL: no state). o borrows m. */
+ * NULL: no state), and how many layers' caches are in the host's memory: with --kv-host those that o, its ctx
+ * set, has no room for. o borrows m. */
 int models_kv(struct models *m, const struct state_info *info, struct session_options *o, struct err *e);
 /* Warn about a raw prompt without the BOS that the model asks for. */
 void models_check_bos(const struct models *m, const struct cli *c, const int32_t *ids, size_t n);

@@ -54,6 +54,8 @@ double bench_ceiling(const struct models *m, uint64_t bytes, int threads, int pa
 
 /* Operations a second of products alone, two a multiplication and addition: on the CPU of 8-bit integers in
  * registers, best of three; on a device the library's, of 16-bit numbers. NaN: not measured. */
+/* Bytes a second at which the device reads the host's memory, measured now; NaN where nothing lies there. */
+double bench_link(const struct models *m);
 double bench_product_ceiling(const struct models *m, int threads);
 
 /* plot.c - time over rows, of lines of kind "rows": commands for gnuplot. */

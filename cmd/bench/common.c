@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <omp.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,9 +70,20 @@ json_t *bench_model_json(const char *path, const struct model *m)
 {
     const char *base = strrchr(path, '/');
     const char *file = base ? base + 1 : path;
-    return json_pack("{s:o,s:o,s:s,s:i,s:i,s:I}", "file", json_text(file, strlen(file)), "name",
+    const bool host = kn_op(m->be)->alloc_host != NULL;
+    return json_pack("{s:o,s:o,s:s,s:i,s:i,s:I,s:i,s:I}", "file", json_text(file, strlen(file)), "name",
                      json_text(m->d->name, strlen(m->d->name)), "architecture", m->d->arch_name, "layers",
-                     m->d->n_layer, "embedding", m->d->n_embd, "bytes_a_step", (json_int_t)m->bytes_step);
+                     m->d->n_layer, "embedding", m->d->n_embd, "bytes_a_step", (json_int_t)m->bytes_step,
+                     "experts_host", host ? m->n_host : 0, "experts_host_bytes",
+                     host ? (json_int_t)model_host_bytes(m) : (json_int_t)0);
+}
+
+double bench_link(const struct models *m)
+{
+    const struct kn_ops *op = kn_op(m->be);
+    const bool host = m->target->n_host || m->kv_host || m->kv_host_layers;
+    const double speed = host && op->link_speed ? op->link_speed(m->be) : 0;
+    return speed > 0 ? speed : NAN;
 }
 
 json_t *bench_target_json(const struct models *m)

@@ -68,8 +68,10 @@ struct plan {
     struct sample row_s[MAX_SIZES], prompt_s[2 * MAX_SIZES], draft_s;
     /* Weight bytes; experts met a layer, NaN without. Of passes, then of the prompts of --rows. */
     double bytes[MAX_SIZES], experts[MAX_SIZES], long_bytes[MAX_SIZES], long_experts[MAX_SIZES];
-    double ceiling, products; /* bytes and operations a second */
-    double layers, head;      /* numbers that a row is multiplied with: in layers, in the head */
+    double host[MAX_SIZES], long_host[MAX_SIZES]; /* of experts in the host's memory */
+    double host_cache, link;                      /* of keys and values there; bytes a second of reading it */
+    double ceiling, products;                     /* bytes and operations a second */
+    double layers, head; /* numbers that a row is multiplied with: in layers, in the head */
     struct peer {
         char name[128];
         int32_t n, rows[1024];
@@ -122,15 +124,15 @@ static int measure_rows(struct session *s, struct plan *p, bool empty, struct er
     return 0;
 }
 
-/* The rows of the caches that a row behind the context sees. */
-static double cache_bytes(const struct session *s)
+/* The rows of the caches that a row behind the context sees. host: of those in the host's memory. */
+static double cache_bytes(const struct session *s, bool host)
 {
     const struct desc *d = s->target->d;
     double sum = 0;
     for (int i = 0; i < d->n_layer; i++) {
         const struct kn_kv *kv = &s->kv[i];
         const int32_t window = d->layer[i].window, seen = window && window < o.context ? window : o.context;
-        if (!d->layer[i].recurrent)
+        if (!d->layer[i].recurrent && (!host || session_kv_is_host(s, i)))
             sum += (double)seen * (double)(kn_kv_row_bytes(kv, kv->type.k) + kn_kv_row_bytes(kv, kv->type.v));
     }
     return sum;
@@ -178,9 +180,18 @@ static double peer_of(const struct peer *t, int32_t rows)
     return NAN;
 }
 
-/* empty: NULL, or the same behind one position. */
+/* What lies in the host's memory is read over the link, once a pass. */
+static void put_host(json_t *j, const struct plan *p, double host)
+{
+    json_object_set_new(j, "host_bytes", json_integer((json_int_t)host));
+    json_object_set_new(j, "link_bytes_per_s", json_finite(p->link));
+    json_object_set_new(j, "floor_host_s", host > 0 ? json_finite(host / p->link) : json_real(0));
+}
+
+/* empty: NULL, or the same behind one position. host: bytes of experts in the host's memory. */
 static int emit_rows(struct plan *p, int32_t rows, bool prompt, const struct sample *t,
-                     const struct sample *empty, double bytes, double experts, double one, struct err *e)
+                     const struct sample *empty, double bytes, double host, double experts, double one,
+                     struct err *e)
 {
     const double s = sample_quantile(t, 0.5),
                  operations = 2 * (p->layers * rows + p->head * (prompt ? 1 : rows));
@@ -194,6 +205,7 @@ static int emit_rows(struct plan *p, int32_t rows, bool prompt, const struct sam
     json_object_set_new(j, "product_ceiling_per_s", json_finite(p->products));
     json_object_set_new(j, "floor_bytes_s", json_finite(bytes / p->ceiling));
     json_object_set_new(j, "floor_products_s", json_finite(operations / p->products));
+    put_host(j, p, host + (prompt ? 0 : p->host_cache));
     if (empty && o.added) {
         const double added = s - sample_quantile(empty, 0.5);
         json_object_set_new(j, "empty_seconds", sample_json(empty));
@@ -216,11 +228,12 @@ static int emit(struct plan *p, struct err *e)
     const struct model *t = o.m.target;
     double one = p->rows[0] == 1 ? sample_quantile(&p->row_s[0], 0.5) : NAN;
     for (int i = 0; i < p->n_rows; i++)
-        if (emit_rows(p, p->rows[i], false, &p->row_s[i], &p->empty_s[i], p->bytes[i], p->experts[i], one, e))
+        if (emit_rows(p, p->rows[i], false, &p->row_s[i], &p->empty_s[i], p->bytes[i], p->host[i],
+                      p->experts[i], one, e))
             return -1;
     for (int i = 0; i < p->n_long; i++)
-        if (emit_rows(p, p->prompts[i], true, &p->prompt_s[i], NULL, p->long_bytes[i], p->long_experts[i],
-                      one, e))
+        if (emit_rows(p, p->prompts[i], true, &p->prompt_s[i], NULL, p->long_bytes[i], p->long_host[i],
+                      p->long_experts[i], one, e))
             return -1;
     for (int i = p->n_long; i < p->n_prompts; i++) {
         double s = sample_quantile(&p->prompt_s[i], 0.5);
@@ -293,6 +306,7 @@ static int count_long(struct plan *p, struct experts_met *met, double all, struc
         if (rc) return -1;
         p->long_bytes[i] = fmin(p->long_bytes[i] + met->bytes, all);
         p->long_experts[i] = met->experts / (double)met->lists;
+        p->long_host[i] = met->host;
     }
     return 0;
 }
@@ -315,6 +329,7 @@ static int count_bytes(struct plan *p, struct err *e)
         rc = session_forward(s, p->ids, p->rows[i], e);
         p->bytes[i] += met.bytes;
         p->experts[i] = met.experts / (double)met.lists;
+        p->host[i] = met.host;
     }
     session_free(s);
     if (rc == 0) rc = count_long(p, &met, all, e);
@@ -367,7 +382,9 @@ static int measure(struct plan *p, struct err *e)
     if (new_session(&s, o.ctx ? o.ctx - SESSION_MAX_ROWS : o.context, true, e) ||
         session_prefill(s, p->ids, o.context, NULL, NULL, e))
         goto done;
-    p->cache_bytes = cache_bytes(s);
+    p->cache_bytes = cache_bytes(s, false);
+    p->host_cache = cache_bytes(s, true);
+    p->link = bench_link(&o.m);
     if (o.added && (new_session(&empty, 1, false, e) || session_prefill(empty, p->ids, 1, NULL, NULL, e)))
         goto done;
     for (int r = 0; r < o.rounds; r++) {

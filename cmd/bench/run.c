@@ -54,7 +54,9 @@ static const struct cli_flag flags[] = {
     SAMPLING_FLAGS(o.sampling),
     {"--block", CLI_I32, &o.block, "B", "rows a draft block (default: as trained)", 2, SESSION_MAX_ROWS},
     PLAN_FLAGS(o.plan),
-    {"--draft-window", CLI_I32, &o.draft_window, "N", "positions of context the drafter sees (default: all)",
+    {"--draft-window", CLI_I32_ALL, &o.draft_window, "N|all",
+     "positions of context the drafter sees, on any layer (default 0: the windows of its layers, and of "
+     "those without three of them)",
      0, INT32_MAX},
     {"--draft-sampling", CLI_STR, &o.draft_sampling, "NAME",
      "coupled (default: proposals take the noise of the picks to come) or greedy", 0, 0},
@@ -256,6 +258,8 @@ static json_t *settings_json(void)
 {
     json_t *j = json_pack("{s:I,s:b,s:i,s:s,s:b}", "n", (json_int_t)o.n, "ignore_eos", o.ignore_eos, "chunk",
                           o.chunk, "kv", o.m.kv.kv ? o.m.kv.kv : "f16", "check_layers", o.m.check_layers);
+    json_object_set_new(j, "kv_host", json_boolean(o.m.kv_host));
+    json_object_set_new(j, "kv_host_layers", json_integer(o.m.kv_host_layers));
     sampling_flags_json(&o.sampling, j);
     json_object_set_new(j, "lookup", json_string(o.lookup.look ? o.lookup.mode : "off"));
     if (!o.m.drafter) return j;
@@ -268,7 +272,9 @@ static json_t *settings_json(void)
     json_object_set_new(j, "tree", plan_flags_tree(&o.plan));
     json_object_set_new(j, "plan_times", text_json(o.plan.times_path));
     json_object_set_new(j, "calibration", text_json(o.plan.calibration_path));
-    json_object_set_new(j, "draft_window", json_integer(o.draft_window));
+    json_object_set_new(j, "draft_window",
+                        o.draft_window == SESSION_DRAFT_ALL ? json_string("all")
+                                                            : json_integer(o.draft_window));
     json_object_set_new(j, "draft_sampling", json_string(o.draft_greedy ? "greedy" : "coupled"));
     return j;
 }
@@ -285,6 +291,7 @@ static json_t *line(const struct kind *plain, const struct kind *drafted, const 
         "prompt_tokens", prompt_tokens, "runs", o.runs, "settings", settings_json(), "plain",
         kind_json(plain, false), "read_ceiling_bytes_per_s", json_finite(ceiling), "plain_share_of_ceiling",
         json_finite(decode * (double)o.m.target->bytes_step / ceiling), "machine", bench_machine(&o.m));
+    json_object_set_new(j, "link_bytes_per_s", json_finite(bench_link(&o.m)));
     if (!two_kinds()) return j;
     struct verdict v = verdict_of(&plain->decode, &drafted->decode);
     if (o.m.drafter) json_object_set_new(j, "drafter", bench_model_json(o.m.drafter_path, o.m.drafter));

@@ -37,8 +37,10 @@ static const struct cli_flag flags[] = {
     {"--block", CLI_I32, &set.block, "B", "rows a draft block (default: as the drafter was trained)", 2,
      SESSION_MAX_ROWS},
     PLAN_FLAGS(set.plan),
-    {"--draft-window", CLI_I32, &set.draft_window, "N",
-     "positions of context the drafter sees (default 0: all)", 0, INT32_MAX},
+    {"--draft-window", CLI_I32_ALL, &set.draft_window, "N|all",
+     "positions of context the drafter sees, on any layer (default 0: the windows of its layers, and of "
+     "those without three of them)",
+     0, INT32_MAX},
     {"--draft-sampling", CLI_STR, &set.draft_sampling, "NAME",
      "coupled (the default: proposals take the noise of the picks to come) or greedy", 0, 0},
     LOOKUP_FLAGS(set.lookup),

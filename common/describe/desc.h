@@ -176,6 +176,11 @@ bool desc_vocabulary_only(const struct gguf *g);
  * misfit is the error. */
 int desc_pair(const struct desc *target, const struct desc *drafter, struct err *e);
 
+/* Of a DFlash drafter: so many positions, the last, are what a row of a layer without a window sees unless
+ * somebody wants more: three windows, the widest's, where other layers have one; 0: all. Drafters of the kind
+ * were trained on short contexts, and what a block costs would grow with the context. */
+int32_t desc_draft_reach(const struct desc *d);
+
 /* Where drafters of n taps are attached to a target of n_layer blocks unless somebody decides otherwise:
  * evenly from block 1 to the third last. Round half to even, as the exporters do. */
 void desc_usual_taps(int32_t n_layer, int32_t n, int32_t *taps);

@@ -77,6 +77,8 @@ struct model {
         const char *name;
     } * matrix; /* [n_matrix] the weights of products and their tensors; of one stored in halves, the first */
     int32_t n_matrix;
+    int32_t n_host; /* experts a layer whose matrices stay in the host's memory (model_place) */
+    int32_t *host;  /* [n_layer, n_host] which; NULL where n_host is 0 */
     uint64_t
         bytes_step; /* weight bytes read by a one-row step, as stored in the file; of experts, those used */
 };
@@ -87,6 +89,16 @@ typedef void (*model_progress_fn)(void *ctx, uint64_t done, uint64_t total);
  * path may not be a directory or safetensors: those are refused with the convert command. */
 int model_open(struct model **m, const char *path, struct kn_backend *be, const struct desc_override *o,
                struct err *e);
+/* Of an open model: n experts a layer stay in the host's memory (kn_hosted), those that counts, an importance
+ * matrix of the model, says were chosen least; of equals, and without it, those with the highest ids. What
+ * the model computes does not depend on it. counts NULL: none; its entries may take the shapes of their
+ * tensors. ERR_USAGE: the model has no experts, or not more than n; ERR_FORMAT: counts lacks a layer, or does
+ * not tell experts apart. */
+struct imatrix; /* ../file/imatrix.h */
+int model_place(struct model *m, int32_t n, const struct imatrix *counts, struct err *e);
+/* The same experts as of another model of the same file, or of one like it. */
+int model_place_like(struct model *m, const struct model *other, struct err *e);
+uint64_t model_host_bytes(const struct model *m); /* of all of theirs, as the file has them */
 /* The weights of an open model. On failure it can only be freed. */
 int model_fill(struct model *m, model_progress_fn progress, void *ctx, struct err *e);
 /* Both. */
@@ -157,7 +169,10 @@ struct hidden {
 /* The rows of one pass: n tokens at n consecutive positions, or of a tree, and what they read and leave. */
 struct pass {
     struct work *w;
-    const struct kn_kv *kv;             /* [n_layer]; all zero for recurrent layers */
+    const struct kn_kv *kv;   /* [n_layer]; all zero for recurrent layers */
+    const struct kn_kv *here; /* [n_layer] where kv's keys and values lie in the host's memory: the same cache
+                                 in the device's, all layers' in one place; k NULL: the layer's do not. NULL:
+                                 none does */
     const struct kn_delta_state *delta; /* [n_layer], used for recurrent layers; NULL where there are none */
     const int32_t *pending; /* device: rows of the last pass that were kept, for the delta nets to replay */
     const struct kn_sparse
@@ -175,6 +190,7 @@ struct pass {
     const int32_t *rows;        /* [n] device: 0, 1, 2, ... */
     float *features; /* [n, n_features] tap-major: left by a target, read by a drafter; NULL: not wanted */
     const struct desc *tapped;   /* the drafter whose taps a target leaves; NULL where features is */
+    int32_t reach;               /* drafters: the window of layers without one; 0: none */
     const int32_t *visible_from; /* drafters: NULL, or one int32 (device): context before it is not seen */
     bool check;                  /* look for NaN and Inf after every layer (slow; waits for the device) */
     struct fault *fault; /* NULL: what is found is an error; else it is left here, for rows may be rejected */
@@ -209,6 +225,7 @@ int model_pass(const struct model *m, const struct pass *p, struct err *e);
 struct pass_heads {
     struct kn_rope_store rope;
     struct kn_attention attention;
+    const struct kn_kv *here; /* NULL, or pass.here of the layer */
 };
 struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_t i);
 /* rope_store and attention. Returns what the operation that failed returned. */

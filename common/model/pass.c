@@ -111,17 +111,33 @@ struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_
                       .n_head = l->n_head,
                       .scale = 1.0f / sqrtf((float)l->head_dim),
                       .causal = l->causal,
-                      .window = l->window,
+                      .window = l->window ? l->window : p->reach,
                       .first = p->visible_from,
                       .tree = p->tree,
                       .tail = p->tree ? &p->tail[i] : NULL,
                       .sparse = p->sparse && p->sparse[i].mean.k ? &p->sparse[i] : NULL,
-                      .then = &y->wo}};
+                      .then = &y->wo},
+        .here = p->here && p->here[i].k ? &p->here[i] : NULL};
+}
+
+/* Of keys and values in the host's memory: what is there comes, and what is new goes. */
+static int attend_host(const struct model *m, const struct pass_heads *h)
+{
+    const struct kn_ops *op = kn_op(m->be);
+    const struct kn_kv *there = h->attention.kv;
+    struct pass_heads x = *h;
+    x.here = NULL;
+    x.attention.kv = h->here;
+    if (!h->attention.tree) x.rope.kv = h->here;
+    int rc = op->carry(m->be, h->here, there, h->attention.pos, 0);
+    if (rc == 0) rc = pass_attend(m, &x);
+    return rc || h->attention.tree ? rc : op->carry(m->be, there, h->here, h->attention.pos, h->attention.n);
 }
 
 int pass_attend(const struct model *m, const struct pass_heads *h)
 {
     const struct kn_ops *op = kn_op(m->be);
+    if (h->here) return attend_host(m, h);
     if (op->attend && !h->attention.tree) return op->attend(m->be, &h->rope, &h->attention);
     int rc = op->rope_store(m->be, &h->rope);
     return rc ? rc : op->attention(m->be, &h->attention);

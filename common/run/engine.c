@@ -85,6 +85,9 @@ static int check_options(struct session_options *o, int32_t most, int32_t usual,
     if (o->draft_window < 0)
         return err_set(e, ERR_USAGE, "draft window out of range (expected 0 or more, got %d)",
                        o->draft_window);
+    if (o->kv_host < 0)
+        return err_set(e, ERR_USAGE, "layers in the host's memory out of range (expected 0 or more, got %d)",
+                       o->kv_host);
     if (o->tree < 0 || o->tree >= SESSION_MAX_ROWS)
         return err_set(e, ERR_USAGE, "tree out of range (expected 1 to %d proposals, got %d)",
                        SESSION_MAX_ROWS - 1, o->tree);
@@ -170,6 +173,8 @@ int engine_open(struct engine **out, struct model *target, struct source *source
                       e) ||
         check_tree(g, e) || session_sparse_check(&g->o, target->d, g->op, e))
         goto fail;
+    if (!g->o.draft_window && source && source->model) g->draft_reach = desc_draft_reach(source->model->d);
+    if (g->o.draft_window == SESSION_DRAFT_ALL) g->o.draft_window = 0;
     /* No pass is longer than the context, however large the chunk. */
     const int32_t most = session_pass_rows(&g->o, g->op), ctx = g->o.ctx;
     g->rows = most < ctx ? most : ctx;
@@ -191,7 +196,8 @@ void engine_close(struct engine *g)
         g->idle = s->next;
         session_slot_free(s);
     }
-    void *device[] = {g->d_pos, g->equal, g->features, g->logits, g->hidden.normed, g->sparse_scratch};
+    void *device[] = {g->d_pos,         g->equal,          g->features, g->logits,
+                      g->hidden.normed, g->sparse_scratch, g->here[0],  g->here[1]};
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) g->op->free(g->be, device[i]);
     work_free(&g->work, g->be);
     mem_free(g->hidden.host);

@@ -32,11 +32,13 @@ struct engine {
     const struct kn_ops *op;
     struct session_options o; /* with defaults filled in */
     int32_t rows;             /* of the longest pass */
+    int32_t draft_reach;      /* positions that a row of a drafter's layer without a window sees; 0: all */
     int32_t positions;        /* that fit the caches: ctx, and what is written ahead of it */
     int32_t *d_pos;           /* device [positions]: 0, 1, 2, ... */
     int32_t *equal;           /* device [positions], of o.synthetic; NULL without it */
     struct work work;
     struct hidden hidden; /* fn NULL: not wanted */
+    void *here[2];        /* device: a layer's keys and values at a time of those in the host's memory */
     int64_t width;        /* values of a row that a pass leaves for the source; 0: none */
     float *features;      /* device [rows, width], of the last pass */
     float *logits;        /* device [SESSION_MAX_ROWS, n_vocab], of the last pass (target's or source's) */

@@ -29,6 +29,69 @@ static int cache_failed(struct session *s, int layer, const struct kn_kv *kv, st
                            bytes / (1024.0 * 1024 * 1024), s->o.ctx);
 }
 
+/* ---- keys and values in the host's memory ---- */
+
+/* May layer i's be there? A drafter that reads the target's does so several times a cycle. */
+static bool may_host(const struct session *s, int i)
+{
+    const struct desc *t = s->target->d, *d = s->source && s->source->model ? s->source->model->d : NULL;
+    if (t->layer[i].recurrent || t->layer[i].window) return false;
+    for (int j = 0; d && d->arch == DESC_GEMMA4_ASSISTANT && j < d->n_layer; j++)
+        if (desc_donor(t, &d->layer[j]) == i) return false;
+    return true;
+}
+
+bool session_kv_is_host(const struct session *s, int i)
+{
+    return s->here && s->here[i].k;
+}
+
+int32_t session_kv_hosted(const struct session *s)
+{
+    int32_t n = 0;
+    for (int i = 0; i < s->target->d->n_layer; i++) n += session_kv_is_host(s, i);
+    return n;
+}
+
+/* Which of kv will be, and room on the device for the largest of them, once for all slots, which are alike.
+ */
+static int new_here(struct session *s, const struct kn_kv *kv, struct err *e)
+{
+    struct engine *g = s->g;
+    uint64_t most[2] = {0, 0};
+    int32_t left = s->op->alloc_host ? s->o.kv_host : 0;
+    if (left < 1) return 0;
+    s->here = mem_calloc((size_t)s->target->d->n_layer, sizeof *s->here);
+    if (!s->here) return err_set(e, ERR_IO, "out of memory (caches)");
+    for (int pass = 0; pass < 2; pass++) {
+        int32_t n = left;
+        for (int i = s->target->d->n_layer - 1; i >= 0 && n; i--) {
+            if (!may_host(s, i)) continue;
+            n--;
+            if (pass) s->here[i] = kv[i], s->here[i].k = g->here[0], s->here[i].v = g->here[1];
+            const uint64_t k = kn_kv_bytes(&kv[i], kv[i].type.k), v = kn_kv_bytes(&kv[i], kv[i].type.v);
+            if (k > most[0]) most[0] = k;
+            if (v > most[1]) most[1] = v;
+        }
+        for (int j = 0; j < 2 && !g->here[j] && most[j]; j++) {
+            g->here[j] = s->op->alloc(s->be, most[j]);
+            if (!g->here[j])
+                return model_no_memory(s->be, e, "a layer's cache of %d positions: lower --ctx or -n",
+                                       s->o.ctx);
+            g->bytes += most[j];
+        }
+    }
+    return 0;
+}
+
+static void *take_cache(struct session *s, uint64_t bytes, bool host)
+{
+    if (!host) return take(s, bytes, 1);
+    void *p = s->op->alloc_host(s->be, bytes);
+    if (p) s->host_bytes += bytes;
+    return p;
+}
+
 /* A ring a layer with attention, and the scratch that attention over it wants. A full layer keeps every
  * position; a sliding one its window and the rows that may be written ahead before the first of them looks
  * back: those of the largest pass, or of two cycles, one of them started before the other's result was known.
@@ -51,10 +114,18 @@ int session_new_caches(struct session *s, const struct model *m, int32_t pass_ro
                                .head_dim = y->head_dim};
         if (kn_kv_check(&kv[i], why, sizeof why))
             return err_set(e, ERR_USAGE, "cache of layer %d: %s", i, why);
-        kv[i].k = take(s, kn_kv_bytes(&kv[i], kv[i].type.k), 1);
-        kv[i].v = take(s, kn_kv_bytes(&kv[i], kv[i].type.v), 1);
+    }
+    if (m == s->target && new_here(s, kv, e)) return -1;
+    for (int i = 0; i < d->n_layer; i++) {
+        const struct desc_layer *y = &d->layer[i];
+        const bool host = m == s->target && session_kv_is_host(s, i);
+        if (y->recurrent) continue;
+        kv[i].k = take_cache(s, kn_kv_bytes(&kv[i], kv[i].type.k), host);
+        kv[i].v = take_cache(s, kn_kv_bytes(&kv[i], kv[i].type.v), host);
         if (!kv[i].k || !kv[i].v) return cache_failed(s, i, &kv[i], e);
         int rc = s->op->reserve_kv(s->be, pass_rows, y->n_head, &kv[i], y->window);
+        if (rc == 0 && m != s->target && !y->window && s->g->draft_reach)
+            rc = s->op->reserve_kv(s->be, pass_rows, y->n_head, &kv[i], s->g->draft_reach);
         if (rc) return model_failed(m, "reserve", rc, e);
     }
     return 0;
@@ -204,8 +275,10 @@ int session_new(struct session **out, struct model *target, struct model *drafte
 void session_free_caches(struct session *s, const struct model *m, struct kn_kv *kv)
 {
     for (int i = 0; kv && i < m->d->n_layer; i++) {
-        s->op->free(s->be, kv[i].k);
-        s->op->free(s->be, kv[i].v);
+        const bool host = kv == s->kv && session_kv_is_host(s, i);
+        void (*const give)(struct kn_backend *, void *) = host ? s->op->free_host : s->op->free;
+        give(s->be, kv[i].k);
+        give(s->be, kv[i].v);
     }
     mem_free(kv);
 }
@@ -228,6 +301,7 @@ void session_slot_free(struct session *s)
         s->op->free(s->be, s->delta[i].log);
     }
     mem_free(s->delta);
+    mem_free(s->here);
     mem_free(s->history);
     mem_free(s);
 }
@@ -307,6 +381,7 @@ int session_run_target(struct session *s, const struct session_rows *r, enum ses
     const bool sparse = fate == SESSION_PROMPT && session_sparse_takes(s, r->first_pos, r->n);
     const struct pass p = {.w = &s->g->work,
                            .kv = s->kv,
+                           .here = s->here,
                            .delta = s->delta,
                            .pending = &s->d->pending,
                            .sparse = sparse ? s->sparse : NULL,

@@ -27,6 +27,8 @@
 #define SESSION_CHUNK 512         /* default of options.chunk */
 #define SESSION_MAX_CTX (1 << 30) /* positions of a session at most; of a state too */
 
+enum { SESSION_DRAFT_ALL = INT32_MAX }; /* options.draft_window */
+
 struct source;
 
 /* For benchmarks: what becomes of proposals is stated by the anchor's position, and not computed. The stream
@@ -47,18 +49,22 @@ struct session_sparse {
 };
 
 struct session_options {
-    int32_t ctx;   /* positions the caches must hold: prompt + generated + block */
-    int32_t chunk; /* rows a prefill pass; 0: SESSION_CHUNK. Chunks end at absolute multiples of it */
-    int32_t block; /* rows a block, 2 .. as trained; 0: as trained */
-    int32_t
-        draft_window;  /* 0: all context; N: a block starting at s sees no position < s - N, on any layer */
+    int32_t ctx;          /* positions the caches must hold: prompt + generated + block */
+    int32_t chunk;        /* rows a prefill pass; 0: SESSION_CHUNK. Chunks end at absolute multiples of it */
+    int32_t block;        /* rows a block, 2 .. as trained; 0: as trained */
+    int32_t draft_window; /* N: a block starting at s sees no position < s - N, on any layer; DRAFT_ALL: all
+                             that the layers' windows show; 0: the same, but where some layers of a DFlash
+                             drafter have a window a row of the others sees the last three of the widest */
     bool draft_greedy; /* a drafter proposes its likeliest tokens; else those that the stream's sampler picks
                           of its logits with the noise that the target's picks of these places will meet
                           (docs/sampling.md): at temperature 0 the same */
     struct kn_kv_types kv; /* of the caches of every layer, where no list below says other */
     const struct kn_kv_types *kv_layers, *draft_kv_layers; /* [n_layer] of target, of drafter; NULL: as kv.
                                                               Borrowed: they outlive the session */
-    bool kv_convert;                           /* a state of other types is brought into these, not refused */
+    int32_t kv_host; /* so many of the target's layers, the last that see everything and that no drafter
+                        reads, have their keys and values in the host's memory; more: all of them. Nothing
+                        depends on it but time. Where all memory is the host's it says nothing */
+    bool kv_convert; /* a state of other types is brought into these, not refused */
     const struct session_synthetic *synthetic; /* NULL: proposals are compared */
     int32_t tree; /* proposals of a tree at most, that plans may have; 0: chains alone. Then the drafter
                      offers candidates for every place, and the slot has room for a tree's rows */
@@ -126,10 +132,12 @@ struct session {
     bool tried;  /* the rows pending are of a pass that may have had more; else each was a final one */
     int32_t every;      /* of cycles of one row: recurrent state is written after so many, the rows before are
                            pending; 0: after each */
-    int32_t *history;   /* host [positions]: ids of positions 0 .. n_past-1, then whatever is being tried */
-    int32_t *d_history; /* the same on the device */
-    struct cursor *d;   /* device */
-    struct kn_kv *kv;   /* [target n_layer]; all zero for recurrent layers */
+    struct kn_kv *here; /* [n_layer] pass.here; NULL: no layer's keys and values are the host's */
+    uint64_t host_bytes; /* of the host's memory, for keys and values */
+    int32_t *history;    /* host [positions]: ids of positions 0 .. n_past-1, then whatever is being tried */
+    int32_t *d_history;  /* the same on the device */
+    struct cursor *d;    /* device */
+    struct kn_kv *kv;    /* [target n_layer]; all zero for recurrent layers */
     struct kn_delta_state *delta; /* [target n_layer], of recurrent layers; NULL where there are none */
     float *kept; /* device [SESSION_MAX_ROWS, engine.width]: of rows whose context is not made yet, at their
                     position modulo the rows; NULL where the source needs no features */
@@ -201,6 +209,9 @@ int session_new(struct session **s, struct model *target, struct model *drafter,
 void session_free(struct session *s);
 /* Device memory taken, by the stream's slot and its engine. */
 uint64_t session_bytes(const struct session *s);
+/* Are the keys and values of the target's layer i the host's? Of how many are they? */
+bool session_kv_is_host(const struct session *s, int i);
+int32_t session_kv_hosted(const struct session *s);
 /* Run the last token written, where the target has not (anchored): then it is committed, and logits are its.
  * The bits are those that it has as the first row of a cycle. */
 int session_settle_anchor(struct session *s, struct err *e);

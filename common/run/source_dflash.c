@@ -85,6 +85,7 @@ static int propose(struct session *s, bool all_rows, struct err *e)
                                      .first_pos = s->n_past,
                                      .ids = s->d->block,
                                      .pos = s->d->pos,
+                                     .reach = s->g->draft_reach,
                                      .visible_from = s->o.draft_window ? &s->d->first : NULL},
                             .target = s->target,
                             .first = first,
