@@ -301,6 +301,15 @@ $(BUILD)/test/lossless: test/lossless.c $(LIB)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
 
+# What each type of weights costs the pairs: the tables of docs/perplexity.md, made anew.
+QUALITY_TYPES := f32 f16 bf16 q8_0 q6_k q5_k q5_0 q4_k q4_k_m q4_0 $(LOW)
+QUALITY_FILES := $(foreach p,$(DENSE) $(HYBRID),$(QUALITY_TYPES:%=$p/target-%.gguf))
+.PHONY: docs-quality
+docs-quality: all $(QUALITY_FILES)
+	$(Q)sed '/^| pair/,$$d' docs/perplexity.md >$(BUILD)/quality.md
+	$(Q)data/quality.sh $(BIN) $(DENSE) $(QUALITY_TYPES) >>$(BUILD)/quality.md && echo >>$(BUILD)/quality.md
+	$(Q)data/quality.sh $(BIN) $(HYBRID) $(QUALITY_TYPES) >>$(BUILD)/quality.md && mv $(BUILD)/quality.md docs/perplexity.md
+
 # Calls that fail: every program with the nth allocation, read, write ... failing (test/inject). `make test` has INJECT_POINTS
 # of each kind a program; `make test-faults` those that stand for every path of calls; FAULTS=all is every single one.
 FAULTS ?= paths

@@ -93,6 +93,7 @@ prefill-imatrix  | * | tokens | dflash-prefill -m $T --imatrix o --dataset more 
 prefill-force    | * | tokens | dflash-prefill -m $T -d $D --force -o o --logits o2 --hidden o3 --threads 2 --device cpu
 prefill-moe      | * | ids    | dflash-prefill -m $i/moe.gguf -o o --threads 2 --device cpu
 prefill-nll      | * | tokens | dflash-prefill -m $T --nll --threads 2 --device cpu
+prefill-kl       | * | tokens | dflash-prefill -m $T --nll --ctx 4 --kl-save o --json --threads 2 --device cpu
 generate         | * | tokens | dflash-generate -m $T -d $D -n 12 --ignore-eos -o o --width 8 --draft-trace o2 --draft-logits o3 --threads 2 --device cpu
 generate-mtp     | * | ids    | dflash-generate -m $i/mtp.gguf -d target -n 6 --ignore-eos -o o --width 4 --draft-trace o2 --draft-logits o3 --threads 2 --device cpu
 prefill-mtp      | * | ids    | dflash-prefill -m $i/mtp.gguf -d target -o o --threads 2 --device cpu
