@@ -124,28 +124,24 @@ static void put_grid(FILE *out, const struct grid *g)
     fputs("</tbody></table></div>\n", out);
 }
 
-/* From when to when lines were measured, and on what. */
+/* From when to when lines were measured, or, of lines that do not say, when the page was made. */
 static void put_when(FILE *out, const json_t *lines)
 {
     const char *first = NULL, *last = NULL;
     char made[32] = "";
     const time_t now = time(NULL);
     struct tm tm;
-    if (gmtime_r(&now, &tm)) strftime(made, sizeof made, "%Y-%m-%dT%H:%M:%SZ", &tm);
     for (size_t i = 0; i < json_array_size(lines); i++) {
-        const char *d =
-            json_string_value(json_object_get(json_object_get(json_array_get(lines, i), "machine"), "date"));
+        const json_t *machine = json_object_get(json_array_get(lines, i), "machine");
+        const char *d = json_string_value(json_object_get(machine, "date"));
         if (d && (!first || strcmp(d, first) < 0)) first = d;
         if (d && (!last || strcmp(d, last) > 0)) last = d;
     }
-    fputs("<p class=\"dim\">", out);
-    if (first) {
-        element(out, "Measured ", first, "");
-        if (strcmp(first, last) != 0) element(out, " to ", last, "");
-        fputs("; ", out);
-    }
-    fprintf(out, "page of %s, dflash-bench ", made);
-    element(out, "", cli_version(), "</p>\n");
+    if (!first && gmtime_r(&now, &tm)) strftime(made, sizeof made, "%Y-%m-%dT%H:%M:%SZ", &tm);
+    element(out, first ? "<p class=\"dim\">Measured " : "<p class=\"dim\">Page of ", first ? first : made,
+            "");
+    if (first && strcmp(first, last) != 0) element(out, " to ", last, "");
+    element(out, "; dflash-bench ", cli_version(), "</p>\n");
 }
 
 /* Each machine that a line is of, once. */

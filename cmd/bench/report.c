@@ -112,20 +112,29 @@ static int tables(json_t *lines, const struct grid *g, int n, struct err *e)
     return 0;
 }
 
+/* Where a page's text goes: a stream of the C library over an output of ours. (One in memory tells no lost
+ * write.) */
+struct page_to {
+    struct io_out *o;
+    struct err *e;
+};
+static ssize_t put_page(void *to, const char *text, size_t n)
+{
+    const struct page_to *p = to;
+    return p->e->code || io_out_write(p->o, text, n, p->e) ? -1 : (ssize_t)n;
+}
+
 /* The page into o; what is printed for it is whole or told. */
 static int write_page(const struct page *p, struct io_out *o, struct err *e)
 {
     const uint64_t failures = mem_failures();
-    char *text = NULL;
-    size_t n = 0;
-    FILE *f = open_memstream(&text, &n);
-    if (!f) return err_errno(e, "%s", html);
+    struct page_to to = {o, e};
+    FILE *f = fopencookie(&to, "w", (cookie_io_functions_t){.write = put_page});
+    if (!f) return err_set(e, ERR_IO, "out of memory (a page)");
     page_write(p, f);
     const bool bad = ferror(f) != 0, lost = fclose(f) != 0;
-    int rc = bad || lost || mem_failures() != failures ? err_set(e, ERR_IO, "out of memory (a page)")
-                                                       : io_out_write(o, text, n, e);
-    free(text);
-    return rc;
+    if (e->code) return -1;
+    return bad || lost || mem_failures() != failures ? err_set(e, ERR_IO, "out of memory (a page)") : 0;
 }
 
 static const char *verdict_text(bool worse, bool differ)
@@ -156,7 +165,7 @@ static int report(json_t *lines, const json_t *then, struct io_out *page_file)
         if (g[i].failed) rc = err_set(&e, ERR_IO, "out of memory (a table)");
     if (!rc) rc = tables(lines, g, n, &e);
     if (!rc && *verdict) printf("\n%s\n", verdict);
-    if (!rc && html && (write_page(&p, page_file, &e) || io_out_prepare(page_file, &e))) rc = -1;
+    if (!rc && html && (write_page(&p, page_file, &e))) rc = -1;
     for (int i = 0; i < n; i++) grid_free(&g[i]);
     if (rc) return cli_fail(&cli, &e);
     if (*verdict && (worse || differ)) cli_warn(&cli, "%s", verdict);
@@ -297,7 +306,5 @@ int bench_report(int argc, char **argv)
         rc = report(lines, then, &page_file);
     json_decref(lines);
     json_decref(then);
-    if (html && (rc == 0 || rc == ERR_NEGATIVE) && io_out_commit(&page_file, &e)) rc = cli_fail(&cli, &e);
-    io_out_abort(&page_file);
-    return redirect_close(&file, &cli, rc);
+    return redirect_close_with(&file, html ? &page_file : NULL, &cli, rc);
 }
