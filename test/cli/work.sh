@@ -30,7 +30,7 @@ first=$!
 for _ in $(seq 100); do [ -e slow ] && break || sleep 0.05; done
 w 2>err2 &
 second=$!
-sleep 0.3
+for _ in $(seq 200); do [ "$(ls made.job-* 2>/dev/null | wc -l)" -ge 11 ] && break || sleep 0.05; done
 [ "$(ls made.job-* | wc -l)" = 11 ] || echo "the second worker does not go past what is claimed"
 command=$(cut -d' ' -f1 began.job-2)
 worker=$(ls claims/*/ | sed -n 's/^job-2%.*%\([0-9]*\)%[0-9]*$/\1/p')
