@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 #include "../../common/base/io.h"
 #include "../../common/base/json.h"
@@ -59,11 +60,15 @@ json_t *bench_machine(const struct models *m)
     char cpu[256];
     bool changed;
     const char *commit = cli_commit(&changed);
+    char date[32] = "";
+    const time_t now = time(NULL);
+    struct tm tm;
+    if (gmtime_r(&now, &tm)) strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &tm);
     processor_name(cpu, sizeof cpu);
-    return json_pack("{s:s,s:s,s:s,s:i,s:s,s:s,s:s?,s:o}", "device", models_device(m), "kernels",
+    return json_pack("{s:s,s:s,s:s,s:i,s:s,s:s,s:s?,s:o,s:s}", "device", models_device(m), "kernels",
                      m->kernels ? m->kernels : "auto", "isa", kn_backend_isa(m->be), "threads",
                      kn_backend_threads(m->be), "processor", cpu, "version", DFLASH_VERSION, "commit", commit,
-                     "changed", commit ? json_boolean(changed) : json_null());
+                     "changed", commit ? json_boolean(changed) : json_null(), "date", date);
 }
 
 json_t *bench_model_json(const char *path, const struct model *m)
