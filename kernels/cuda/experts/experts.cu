@@ -167,7 +167,9 @@ static int make_plan(struct cuda_backend *be, const struct experts_product *p, i
     for (int j = 0; j < 4; j++) {
         const struct kn_weight *w = j % 2 >= p->members ? nullptr : j < 2 ? p->w[j] : p->shared[j - 2];
         if (w) a->w[j] = (const uint8_t *)w->packed;
+        if (w && j < 2) a->host[j] = (const uint8_t *)w->host;
     }
+    a->places = p->w[0]->places;
     a->rows = be->mm_rows;
     a->ids = p->ids;
     a->weights = p->weights;
@@ -231,6 +233,9 @@ static int check(struct cuda_backend *be, const struct experts_product *p)
         return cuda_fail(be, KN_EINVAL, "%s: unequal shapes [%d, %lld, %lld] and [%d, %lld, %lld]", p->name,
                          a->n_mat, (long long)a->n_out, (long long)a->n_in, b->n_mat, (long long)b->n_out,
                          (long long)b->n_in);
+    if (a->n_host != b->n_host)
+        return cuda_fail(be, KN_EINVAL, "%s: matrices with %d and %d experts in the host's memory", p->name,
+                         a->n_host, b->n_host);
     if (p->n < 1 || p->used < 1)
         return cuda_fail(be, KN_EINVAL, "%s: %d rows of %d experts", p->name, p->n, p->used);
     if (p->used > EXPERTS_USED)

@@ -49,6 +49,8 @@ struct experts_memory {
 struct experts_args {
     const uint8_t
         *w[4]; /* gate and up, or down: [matrices][all_panels][units]; from 2 on, of the shared expert */
+    const uint8_t *host[2]; /* of the experts, where places has some below 0 */
+    const int16_t *places;  /* NULL: an expert's matrix is in w, at its number; else kn_weight's */
     uint32_t type[4];
     int32_t unit_bytes[4];
     const uint8_t *rows; /* prepared activations [rows][slices][slice_row] */

@@ -150,10 +150,15 @@ template <class F, int NT, int FORM, bool BULK> struct experts_block {
     __device__ __forceinline__ void find_matrix()
     {
         const int id = tiles[next.tile].expert, which = matrix_of(next.member, id);
+        const uint8_t *w = a.w[which];
+        int place = which < 2 ? id : 0;
+        if (a.places && which < 2) {
+            place = __ldg(a.places + id);
+            if (place < 0) w = a.host[which], place = ~place;
+        }
         next.unit_bytes = a.unit_bytes[which];
-        next.base = a.w[which] + ((size_t)(which < 2 ? id : 0) * (size_t)a.all_panels +
-                                  (size_t)(a.first_panel + next.panel)) *
-                                     (size_t)(a.units * next.unit_bytes);
+        next.base = w + ((size_t)place * (size_t)a.all_panels + (size_t)(a.first_panel + next.panel)) *
+                            (size_t)(a.units * next.unit_bytes);
         next.slice = part;
         find_slice();
     }

@@ -528,6 +528,7 @@ static void check_other_types(void)
 }
 
 #include "experts_around.h"
+#include "experts_host.h"
 
 /* ---- all of a shape ---- */
 
@@ -548,6 +549,7 @@ static void check_shape(const struct shape *s, const int *counts, bool rest)
         check_replay(&d);
         static const int mixed_counts[] = {1, 3, 9, 16, 17, 64, 70, 0};
         check_mixture(&d, mixed_counts);
+        check_host(&d);
     }
     matrices_free(&d.gate), matrices_free(&d.up), matrices_free(&d.down);
 }
@@ -657,6 +659,7 @@ int main(int argc, char **argv)
     if (!around) check_other_types();
     check_all_around(around ? around : "", small);
     if (!around) check_refusals();
+    if (!around) check_host_refusals();
     if (!around && !small && !strcmp(kn_op(gpu)->name, "cuda")) check_forms();
     printf("experts_gpu: %ld passed, %ld failed%s\n", passed, failed, g.generic ? " (generic kernels)" : "");
     kn_backend_close(gpu);

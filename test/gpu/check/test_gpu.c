@@ -547,7 +547,7 @@ int main(int argc, char **argv)
 {
     char msg[256];
     bool generic = false, benching = false, ops = false, pair = false, cycles = false, plans = false,
-         attend = false, only_kv = false;
+         attend = false, only_kv = false, only_sparse = false;
     for (; argc > 1 && argv[1][0] == '-'; argc--, argv++) {
         generic |= !strcmp(argv[1], "--generic");
         benching |= !strcmp(argv[1], "--bench");
@@ -557,9 +557,10 @@ int main(int argc, char **argv)
         plans |= !strcmp(argv[1], "--plans");
         attend |= !strcmp(argv[1], "--attend");
         only_kv |= !strcmp(argv[1], "--kv");
+        only_sparse |= !strcmp(argv[1], "--sparse");
         pair |= cycles || plans || !strcmp(argv[1], "--pair");
     }
-    ops |= small || attend || only_kv;
+    ops |= small || attend || only_kv || only_sparse;
     small |= attend;
     struct kn_open c = {.device = "cpu"}, g = {.device = "cuda", .generic = generic};
     if (!benching && argc != (ops ? 1 : 3)) {
@@ -579,6 +580,8 @@ int main(int argc, char **argv)
     } else {
         if (only_kv) {
             check_kv();
+        } else if (only_sparse) {
+            check_sparse();
         } else if (attend) {
             check_attend();
             check_attention();
@@ -593,6 +596,7 @@ int main(int argc, char **argv)
             check_attention_extremes();
             check_attend();
             check_kv();
+            check_sparse();
             if (!small) check_attention_forms();
             check_pick();
             check_conv();
