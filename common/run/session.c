@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <string.h>
 #include "../base/mem.h"
+#include "pages.h"
 #include "source.h"
 
 /* ---- making and freeing ---- */
@@ -108,6 +109,8 @@ int session_new_caches(struct session *s, const struct model *m, int32_t pass_ro
         int64_t need = s->g->positions, window = (int64_t)y->window + max32(pass_rows, AHEAD_ROWS);
         if (y->recurrent) continue;
         if (y->window && window < need) need = window;
+        if (m == s->target && !y->window && s->o.pool && s->o.pool + POOL_PAGE < need)
+            need = s->o.pool + POOL_PAGE;
         kv[i] = (struct kn_kv){.type = session_kv(&s->o, m != s->target, i),
                                .cap = kn_kv_room(need),
                                .n_head_kv = y->n_head_kv,
@@ -195,7 +198,8 @@ static int new_slot(struct session **out, struct engine *g, struct err *e)
     s->be = g->be;
     s->op = g->op;
     s->o = g->o;
-    if (session_new_caches(s, g->target, g->rows, &s->kv, e) || new_deltas(s, g->rows, e) ||
+    if (session_new_caches(s, g->target, g->rows, &s->kv, e) || pages_new(s, e) ||
+        new_deltas(s, g->rows, e) ||
         (s->source && s->source->op->open && s->source->op->open(s, g->rows, e)) ||
         (s->o.look && s->o.look->op->open && s->o.look->op->open(s, g->rows, e)) || new_lists(s, e) ||
         session_tree_new(s, e)) {
@@ -238,6 +242,7 @@ int session_open(struct session **out, struct engine *g, struct err *e)
     s->anchored = s->tried = false;
     s->finished = s->started, s->open = false; /* what was started ahead and not wanted */
     if (s->source && s->source->op->reset) s->source->op->reset(s);
+    pages_reset(s);
     *out = s;
     return 0;
 }
@@ -288,6 +293,7 @@ void session_slot_free(struct session *s)
     void *device[] = {s->d_history, s->d, s->last, s->kept};
     session_plays_forget(s, 0);
     session_tree_free(s);
+    pages_free(s);
     s->op->free_shared(s->be, s->results);
     s->op->free_shared(s->be, s->offers);
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
@@ -357,6 +363,7 @@ int session_place(struct session *s, const int32_t *ids, int32_t n, struct err *
     struct cursor c = {.pending = s->pending};
     for (int32_t i = 0; i < SESSION_MAX_ROWS; i++) {
         c.pos[i] = s->n_past + i;
+        c.place[i] = s->n_past + i - pages_shift(s);
         c.ids[i] = i < n ? ids[i] : 0;
         c.block[i] = i && s->source ? s->source->mask : ids[0];
     }
@@ -374,12 +381,21 @@ int session_set_pending(struct session *s, int32_t n, struct err *e)
     return rc ? model_failed(s->target, "upload", rc, e) : 0;
 }
 
+/* Of rows at the cursor, or of a prompt. */
+static const int32_t *places_of(const struct session *s, const struct session_rows *r)
+{
+    return !s->pool ? NULL : r->pos == s->d->pos ? s->d->place : r->pos - pages_shift(s);
+}
+
 int session_run_target(struct session *s, const struct session_rows *r, enum session_fate fate, struct err *e)
 {
     const struct desc *tapped = s->source ? s->source->needs.tapped : NULL;
     const struct pass p = {.w = &s->g->work,
                            .kv = s->kv,
                            .here = s->here,
+                           .places = places_of(s, r),
+                           .queries = s->watch,
+                           .n_queries = s->n_watch,
                            .delta = s->delta,
                            .pending = &s->d->pending,
                            .commit = fate != SESSION_TRIED,
@@ -502,7 +518,7 @@ static int32_t next_pass(const struct session *s, int64_t end)
     if (stop > end) stop = end;
     tail = stop % chunk;
     if (tail <= SESSION_MAX_ROWS && stop - tail > pos) stop -= tail;
-    return (int32_t)(stop - pos);
+    return stop - pos < pages_rows(s) ? (int32_t)(stop - pos) : pages_rows(s);
 }
 
 int session_prompt_check(int32_t ctx, int64_t n, struct err *e)
@@ -537,6 +553,7 @@ int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_ro
     s->anchored = false, s->logits_rows = 0;
     if (set_history(s, s->n_past, ids, (int32_t)n, e) || session_place(s, ids, 1, e)) goto out;
     for (int64_t done = 0; s->n_past < end;) {
+        if (pages_turn(s, ids[done], e)) goto out;
         int32_t pos = s->n_past, some = next_pass(s, end);
         const struct session_rows r = history_rows(s, pos, some);
         kn_bound(s->be, pos + some);
@@ -568,6 +585,10 @@ int session_forward(struct session *s, const int32_t *ids, int32_t n, struct err
     if (check_ids(s, ids, n, e)) return -1;
     if (session_turn(s, e) || session_catch_up(s, e)) return -1;
     s->anchored = false, s->logits_rows = 0;
+    if (pages_turn(s, ids[0], e)) return -1;
+    if (n > pages_rows(s))
+        return err_set(e, ERR_USAGE, "rows do not fit before the pool's next page (expected 1 to %d, got %d)",
+                       pages_rows(s), n);
     if (set_history(s, s->n_past, ids, n, e) || session_place(s, ids, n, e)) return -1;
     if (session_play(s, SESSION_FORWARD, n, e) || session_set_pending(s, 0, e)) return -1;
     s->logits_pos = s->n_past;
