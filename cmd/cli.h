@@ -95,6 +95,8 @@ bool cli_same_file(const char *a, const char *b);
 /* A flag's text that goes into a file (NULL: not given): a usage error unless it is UTF-8 without control
  * characters, which other readers of the file would stumble over. */
 void cli_check_text(const struct cli *c, const char *flag, const char *text);
+/* A number of bytes above 0: "4096", "500K", "64M", "2G" (of 1000), or a usage error. */
+uint64_t cli_bytes(const struct cli *c, const char *flag, const char *text);
 /* Is path stdin: "-", or the pipe that stdin is, by another name? */
 bool cli_is_stdin(const char *path);
 /* Stdin can be read once: more than one of n inputs (NULL: none) that are stdin is a usage error. */

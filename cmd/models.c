@@ -10,6 +10,7 @@
 #include "../common/file/gguf.h"
 #include "../common/file/imatrix.h"
 #include "../common/base/io.h"
+#include "../common/base/json.h"
 #include "../common/base/text.h"
 
 static const char *default_device(void)
@@ -208,6 +209,13 @@ static void overrides(const struct models *m, const struct cli *c, struct desc_o
 {
     *o = (struct desc_override){.drafter = true, .draft_causal = m->draft_causal};
     drafter_flags_read(c, &m->draft, "--draft-", o);
+    if (!m->drafter_path || m->drafter_path == m->target_path) /* its MTP block */
+        o->kv = m->over, o->n_kv = m->keys.n;
+}
+
+static struct desc_override target_overrides(const struct models *m)
+{
+    return (struct desc_override){.draft_causal = -1, .kv = m->over, .n_kv = m->keys.n};
 }
 
 /* Which experts stay in the host's memory. */
@@ -226,8 +234,8 @@ static int place_experts(struct models *m, struct err *e)
 
 static int open_target(struct models *m, const struct cli *c, struct err *e)
 {
-    const struct desc_override none = {.draft_causal = -1};
-    if (model_open(&m->target, m->target_path, m->be, &none, e)) return -1;
+    const struct desc_override o = target_overrides(m);
+    if (model_open(&m->target, m->target_path, m->be, &o, e)) return -1;
     if (desc_drafts(m->target->d)) {
         err_set(e, ERR_FORMAT, "%s: is a drafter (expected a target, got architecture %s)", m->target_path,
                 m->target->d->arch_name);
@@ -321,7 +329,9 @@ static int plan_first(struct models *m, const struct cli *c, struct err *e)
     overrides(m, c, &over);
     if (models_kv(m, NULL, &o, e)) return -1;
     if (o.ctx < 1) o.ctx = 1;
-    if (memory_plan_open(&m->planner, m->be, m->target_path, m->drafter_path, &over, m->target, &other))
+    const struct desc_override target = target_overrides(m);
+    if (memory_plan_open(&m->planner, m->be, m->target_path, &target, m->drafter_path, &over, m->target,
+                         &other))
         return 0;
     if ((!m->kv_host || memory_plan_kv_host(m->planner, &o, false, &other) == 0) &&
         plan(m, c, &o, false, &other) == 0)
@@ -382,7 +392,7 @@ void models_park(struct models *m, unsigned what)
 
 static int take_back(struct models *m, const struct cli *c, bool drafter, struct err *e)
 {
-    struct desc_override o = {.draft_causal = -1};
+    struct desc_override o = target_overrides(m);
     const char *path = drafter ? m->drafter_path : m->target_path;
     struct model **x = drafter ? &m->drafter : &m->target;
     struct progress p = {c, drafter ? "loading drafter" : "loading target"};
@@ -405,9 +415,11 @@ int models_unpark(struct models *m, const struct cli *c, unsigned what, struct e
     return what & MODELS_DRAFTER && m->drafter_path && !m->drafter ? take_back(m, c, true, e) : 0;
 }
 
-void models_check_flags(const struct models *m, const struct cli *c)
+void models_check_flags(struct models *m, const struct cli *c)
 {
     struct desc_override seen;
+    struct err bad = {0};
+    if (!m->over && gguf_overrides_parse(&m->over, m->keys.v, m->keys.n, &bad)) exit(cli_fail(c, &bad));
     if (!m->target_path) cli_usage_error(c, "-m TARGET is missing");
     if (!m->drafter_path && drafter_flags_given(&m->draft))
         cli_usage_error(c, "--draft-%s needs a drafter (-d DRAFTER)", drafter_flags_given(&m->draft));
@@ -448,6 +460,7 @@ void models_close(struct models *m)
 
 int models_kv(struct models *m, const struct state_info *info, struct session_options *o, struct err *e)
 {
+    sparse_flags_resolve(&m->sparse, info, o);
     if (kv_flags_resolve(&m->kv, m->target->d, m->drafter ? m->drafter->d : NULL, info, o, e)) return -1;
     o->kv_host = m->kv_host_layers;
     return m->kv_host && m->planner ? memory_plan_kv_host(m->planner, o, true, e) : 0;
@@ -485,4 +498,12 @@ int models_check_ids(const struct models *m, const char *name, const int32_t *id
 const char *models_device(const struct models *m)
 {
     return kn_op(m->be)->name;
+}
+
+json_t *models_keys_json(const struct models *m)
+{
+    json_t *j = json_array();
+    for (int i = 0; i < m->keys.n; i++)
+        json_array_append_new(j, json_text(m->keys.v[i], strlen(m->keys.v[i])));
+    return j;
 }

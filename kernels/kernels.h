@@ -292,6 +292,41 @@ double kn_noise(uint64_t seed, int32_t position, int32_t id);
 /* ---- the operation table ----
  * n is the number of rows of a call, 1 or more. pos is [n] int32 in device memory: absolute positions,
  * ascending by one. x, q, k, v, out are float32. */
+
+/* ---- block-sparse attention of a prompt (docs/sparse.md) ----
+ *
+ * Positions are cut into blocks of KN_SPARSE_BLOCK at absolute multiples. Of every block before the rows of a
+ * call the means of keys and of values are kept, as a cache of which position b is block b. A block m of rows
+ * attends to the blocks n <= m of its list alone, a list a KV head: the first `sink`, the last `window` (its
+ * own among them), and those that any query head of that KV head keeps: with s(r, n) = scale * q_r . mean key
+ * of n and of rows r that see all of block n,
+ *
+ *     M[n] = max_r s(r, n) in units of log 2, rounded up;  E[n] = sum_r exp(s(r, n)) / 2^M[n]
+ *     kept: E[n] 2^M[n] >= alpha * max_n E[n] 2^M[n]
+ *
+ * A block that is not kept adds KN_SPARSE_BLOCK * exp(s(r, n)) to row r's sum of weights, and that times its
+ * mean value to the weighted values. Scores, the shared maximum: FlashPrefill (arXiv 2603.06199); the
+ * correction by means: its second version (2608.19758). */
+#define KN_SPARSE_BLOCK 128
+struct kn_sparse {
+    float alpha;          /* 0: every block; above 1: none but sink and window */
+    int32_t sink, window; /* blocks; window 1 or more */
+    struct kn_kv mean;    /* of op->sparse_room, with memory */
+    int32_t made;         /* blocks whose means are there; those after it, up to the last row's, are made */
+    void *scratch;        /* of op->sparse_room; may be another layer's too */
+    uint64_t *kept;       /* [2] device: += (block of rows, block) kept, and seen, of all KV heads */
+    bool spread;          /* for tests and benchmarks: as many as are kept, but spread evenly, */
+    float density;        /* or, above 0, so large a part of what is seen */
+};
+/* What sparse attention wants beside the cache. */
+struct kn_sparse_room {
+    struct kn_kv mean; /* its k and v are NULL */
+    size_t scratch;    /* bytes */
+};
+/* Which of the blocks 0 .. m a block m of rows attends to: keep[m + 1]. score: [n_rep, m + 1] pairs M, E.
+ * Returns how many. */
+int32_t kn_sparse_keep(const struct kn_sparse *s, int32_t m, int32_t n_rep, const float *score, bool *keep);
+
 struct kn_attention {
     const float *q;         /* [n, n_head, head_dim] after norm and rope */
     float *out;             /* [n, n_head, head_dim]; may not alias q */
@@ -313,6 +348,9 @@ struct kn_attention {
      * of it). A row gets the bits that it has as the last row of its path, run as a chain. */
     const struct kn_tree *tree;
     const struct kn_kv *tail;
+    /* NULL, or causal rows, without window, first and tree, that are whole blocks: n and pos[0] are multiples
+     * of KN_SPARSE_BLOCK. A row gets the bits that it has whatever other blocks of rows share the call. */
+    const struct kn_sparse *sparse;
 };
 
 struct kn_rope_store {
@@ -650,6 +688,10 @@ struct kn_ops {
     /* Scratch of attention: calls of up to n rows of n_head heads over rings like kv (its k and v are not
      * looked at), with that window (0: none). After reserve, once for every kind of layer. */
     int (*reserve_kv)(struct kn_backend *, int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window);
+    /* What sparse attention of up to n rows of n_head heads over caches like kv wants. KN_ETYPE: not of such
+     * a cache. NULL: the backend has none. Looks at no memory. */
+    int (*sparse_room)(struct kn_backend *, int32_t n, int32_t n_head, const struct kn_kv *kv,
+                       struct kn_sparse_room *room);
     /* Scratch of delta: calls of up to n rows of heads of that shape (nothing else of it is looked at). NULL
      * where reserve is enough. */
     int (*reserve_delta)(struct kn_backend *, const struct kn_delta *);

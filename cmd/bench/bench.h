@@ -92,5 +92,6 @@ int bench_redirect(struct redirect *r, const char *path, bool force, const struc
 int bench_int_list(const char *flag, const char *text, int32_t *v, int room, int *n, int32_t min, int32_t max,
                    struct err *e);
 json_t *bench_model_json(const char *path, const struct model *m);
+json_t *bench_target_json(const struct models *m); /* with the keys that --override-kv sets, where it does */
 
 #endif

@@ -86,6 +86,13 @@ double bench_link(const struct models *m)
     return speed > 0 ? speed : NAN;
 }
 
+json_t *bench_target_json(const struct models *m)
+{
+    json_t *j = bench_model_json(m->target_path, m->target);
+    if (j && m->keys.n) json_object_set_new(j, "override_kv", models_keys_json(m));
+    return j;
+}
+
 int bench_read_tokens(const char *path, int32_t **ids, size_t *n, struct err *e)
 {
     bool in = !strcmp(path, "-");

@@ -195,13 +195,12 @@ static int emit_rows(struct plan *p, int32_t rows, bool prompt, const struct sam
 {
     const double s = sample_quantile(t, 0.5),
                  operations = 2 * (p->layers * rows + p->head * (prompt ? 1 : rows));
-    json_t *j =
-        json_pack("{s:i,s:s,s:o,s:i,s:b,s:i,s:o,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "rows", "target",
-                  bench_model_json(o.m.target_path, o.m.target), "rows", rows, "prompt", prompt, "context",
-                  prompt ? 0 : o.context, "seconds", sample_json(t), "weight_bytes",
-                  json_integer((json_int_t)bytes), "experts_met", json_finite(experts), "weight_bytes_per_s",
-                  json_finite(bytes / s), "read_ceiling_bytes_per_s", json_finite(p->ceiling),
-                  "share_of_ceiling", json_finite(bytes / s / p->ceiling));
+    json_t *j = json_pack("{s:i,s:s,s:o,s:i,s:b,s:i,s:o,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "rows",
+                          "target", bench_target_json(&o.m), "rows", rows, "prompt", prompt, "context",
+                          prompt ? 0 : o.context, "seconds", sample_json(t), "weight_bytes",
+                          json_integer((json_int_t)bytes), "experts_met", json_finite(experts),
+                          "weight_bytes_per_s", json_finite(bytes / s), "read_ceiling_bytes_per_s",
+                          json_finite(p->ceiling), "share_of_ceiling", json_finite(bytes / s / p->ceiling));
     json_object_set_new(j, "products", json_finite(operations));
     json_object_set_new(j, "product_ceiling_per_s", json_finite(p->products));
     json_object_set_new(j, "floor_bytes_s", json_finite(bytes / p->ceiling));
@@ -239,7 +238,7 @@ static int emit(struct plan *p, struct err *e)
     for (int i = p->n_long; i < p->n_prompts; i++) {
         double s = sample_quantile(&p->prompt_s[i], 0.5);
         if (bench_emit(json_pack("{s:i,s:s,s:o,s:i,s:o,s:o,s:o}", "schema", 1, "kind", "prompt", "target",
-                                 bench_model_json(o.m.target_path, t), "tokens", p->prompts[i], "seconds",
+                                 bench_target_json(&o.m), "tokens", p->prompts[i], "seconds",
                                  sample_json(&p->prompt_s[i]), "tokens_per_s", json_finite(p->prompts[i] / s),
                                  "machine", bench_machine(&o.m)),
                        e))
@@ -255,8 +254,8 @@ static int emit(struct plan *p, struct err *e)
     if (desc_reads_hidden(o.m.drafter->d)) bytes *= o.m.drafter->d->block_size - 1;
     json_t *j = json_pack(
         "{s:i,s:s,s:o,s:o,s:i,s:i,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "draft", "target",
-        bench_model_json(o.m.target_path, t), "drafter", bench_model_json(o.m.drafter_path, o.m.drafter),
-        "block", desc_cycle_rows(o.m.drafter->d), "context", o.context, "seconds", sample_json(&p->draft_s),
+        bench_target_json(&o.m), "drafter", bench_model_json(o.m.drafter_path, o.m.drafter), "block",
+        desc_cycle_rows(o.m.drafter->d), "context", o.context, "seconds", sample_json(&p->draft_s),
         "weight_bytes_per_s", json_finite(bytes / s), "read_ceiling_bytes_per_s", json_finite(p->ceiling),
         "share_of_ceiling", json_finite(bytes / s / p->ceiling), "machine", bench_machine(&o.m));
     if (isfinite(one)) json_object_set_new(j, "one_row_steps", json_real(s / one));

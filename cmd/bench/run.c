@@ -287,11 +287,10 @@ static json_t *line(const struct kind *plain, const struct kind *drafted, const 
     double decode = sample_quantile(&plain->decode, 0.5);
     json_t *j = json_pack(
         "{s:i,s:s,s:o,s:o,s:i,s:I,s:i,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "cell", "label",
-        json_text(o.label, strlen(o.label)), "target", bench_model_json(o.m.target_path, o.m.target),
-        "prompts", n_prompts, "prompt_tokens", prompt_tokens, "runs", o.runs, "settings", settings_json(),
-        "plain", kind_json(plain, false), "read_ceiling_bytes_per_s", json_finite(ceiling),
-        "plain_share_of_ceiling", json_finite(decode * (double)o.m.target->bytes_step / ceiling), "machine",
-        bench_machine(&o.m));
+        json_text(o.label, strlen(o.label)), "target", bench_target_json(&o.m), "prompts", n_prompts,
+        "prompt_tokens", prompt_tokens, "runs", o.runs, "settings", settings_json(), "plain",
+        kind_json(plain, false), "read_ceiling_bytes_per_s", json_finite(ceiling), "plain_share_of_ceiling",
+        json_finite(decode * (double)o.m.target->bytes_step / ceiling), "machine", bench_machine(&o.m));
     json_object_set_new(j, "link_bytes_per_s", json_finite(bench_link(&o.m)));
     if (!two_kinds()) return j;
     struct verdict v = verdict_of(&plain->decode, &drafted->decode);

@@ -25,6 +25,7 @@ static const struct cli_flag flags[] = {
     {"--force", CLI_FLAG, &set.force, NULL, "replace an existing FILE of -o or --save-state", 0, 0},
     {"--state", CLI_STR, &set.state_path, "STATE", "continue a saved state; stdin is not read", 0, 0},
     KV_CONVERT_FLAG(set.m.kv),
+    SPARSE_FLAGS(set.m.sparse),
     {"--append", CLI_FLAG, &set.append, NULL, "prefill the tokens of stdin after the state", 0, 0},
     {"--save-state", CLI_STR, &set.save_path, "FILE",
      "write what the stream leaves behind, to be gone on with", 0, 0},
@@ -433,6 +434,10 @@ static void check_flags(void)
     models_check_flags(&set.m, &cli);
     serve_check_flags(&set, &cli);
     text_check(&set.text, &cli);
+    sparse_flags_check(&set.m.sparse, set.state_path, &cli);
+    if (set.m.sparse.alpha >= 0 && set.serve.on)
+        cli_usage_error(&cli,
+                        "--sparse: --serve runs prompts in pieces (expected no --serve, or dense prompts)");
     if (*kv_flags_convert_doubt(&set.m.kv, set.state_path))
         cli_usage_error(&cli, "%s", kv_flags_convert_doubt(&set.m.kv, set.state_path));
     if (set.append && !set.state_path) cli_usage_error(&cli, "--append needs --state STATE");

@@ -198,6 +198,7 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "logprobs",
                         set->text.logprobs.name ? json_integer(set->text.logprobs.n) : json_null());
     json_object_set_new(j, "stop", set->stop_list ? json_string(set->stop_list) : json_null());
+    json_object_set_new(j, "override_kv", models_keys_json(&set->m));
     const struct drafter_flags *f = &set->m.draft;
     const struct {
         const char *key, *v;
@@ -222,8 +223,8 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     return j;
 }
 
-int report_write(const struct settings *set, const struct session *s, const struct result *r,
-                 struct io_out *o, struct err *e)
+int report_write(const struct settings *set, struct session *s, const struct result *r, struct io_out *o,
+                 struct err *e)
 {
     const struct spec_stats *st = &r->st;
     json_t *j = json_object(), *hist = json_array();
@@ -270,6 +271,7 @@ int report_write(const struct settings *set, const struct session *s, const stru
     json_object_set_new(j, "idle_max_s", json_finite(st->idle_max_s));
     json_object_set_new(j, "rest_s", json_finite(rest_s(st)));
     json_object_set_new(j, "drafter_nan_cycles", json_integer(st->nan_cycles));
+    json_object_set_new(j, "sparse", sparse_flags_json(s, e));
     json_object_set_new(j, "plan", plan_flags_json(&set->plan));
     json_object_set_new(j, "settings", settings_json(set, s));
     char *text = json_line(j, 9);

@@ -30,6 +30,7 @@ static const struct cli_flag flags[] = {
     {"--force", CLI_FLAG, &force, NULL, "replace an existing STATE", 0, 0},
     {"--state", CLI_STR, &state_path, "STATE", "go on behind a saved state", 0, 0},
     KV_CONVERT_FLAG(m.kv),
+    SPARSE_FLAGS(m.sparse),
     {"--chunk", CLI_I32, &chunk, "N", "tokens a pass, part of the state (default 512, or as STATE has it)", 1,
      1 << 20},
     {"--ctx", CLI_I32, &ctx_size, "N", "positions to make room for (default: what the prompt needs)", 1,
@@ -339,6 +340,8 @@ static int run(struct err *e)
     if (commit((struct io_out *const[]){&out, &logits, &planes.out, &importance}, 4, e)) goto done;
     if (im) note_imatrix(im);
     cli_note(&cli, "%zu tokens in %.3f s, %.1f t/s", r.n, start, (double)r.n / start);
+    if (s->sparse)
+        cli_note(&cli, "sparse: %.3f of the blocks that could be attended to", sparse_flags_density(s, e));
     cli_detail(&cli, "%.1f MiB of caches and activations", (double)session_bytes(s) / 1048576);
     rc = 0;
 done:
@@ -377,6 +380,7 @@ int main(int argc, char **argv)
         {"--hidden", hidden_path},
         {"--imatrix", imatrix_path}};
     cli_distinct_outputs(&cli, out, 4);
+    sparse_flags_check(&m.sparse, state_path, &cli);
     if (*kv_flags_convert_doubt(&m.kv, state_path))
         cli_usage_error(&cli, "%s", kv_flags_convert_doubt(&m.kv, state_path));
     if (state_path && imatrix_path)

@@ -308,7 +308,7 @@ int desc_read(struct desc **out, const struct gguf *g, const struct desc_overrid
         goto out;
     }
     r.d->bos_id = r.d->eos_id = r.d->mask_id = -1;
-    if (gguf_whole(g, e) || read_any(&r)) goto out;
+    if (read_any(&r)) goto out;
     if (refuse_flags(&r)) goto out;
     if (read_tokenizer(&r) || refuse_unknown_tensors(&r)) goto out;
     if (r.d->arch != DESC_DFLASH && r.d->arch != DESC_GEMMA4_ASSISTANT)

@@ -85,8 +85,8 @@ struct model {
 
 typedef void (*model_progress_fn)(void *ctx, uint64_t done, uint64_t total);
 /* Open a target or drafter GGUF: its description, and whether the backend can run it. No weight is read and
- * nothing but d is there to be used, until model_fill. path may not be a directory or safetensors: those are
- * refused with the convert command. */
+ * nothing but d is there to be used, until model_fill. o->kv: keys that get other values than the file's.
+ * path may not be a directory or safetensors: those are refused with the convert command. */
 int model_open(struct model **m, const char *path, struct kn_backend *be, const struct desc_override *o,
                struct err *e);
 /* Of an open model: n experts a layer stay in the host's memory (kn_hosted), those that counts, an importance
@@ -179,6 +179,9 @@ struct pass {
                                  none does */
     const struct kn_delta_state *delta; /* [n_layer], used for recurrent layers; NULL where there are none */
     const int32_t *pending; /* device: rows of the last pass that were kept, for the delta nets to replay */
+    const struct kn_sparse
+        *sparse;      /* NULL, or [n_layer]: rows are whole blocks of a prompt; mean.k NULL: dense */
+    uint64_t *stamps; /* NULL, or device [n_layer + 1]: when each layer begins, and the last ends */
     bool commit; /* the rows are final (a prefill, a cycle without a drafter): delta nets advance their state
                   */
     int32_t every; /* of one final row: kn_delta's */

@@ -632,12 +632,22 @@ fail:
     return -1;
 }
 
+/* The file, with the keys that are to be others. */
+static int open_file(struct gguf **g, const char *path, const struct desc_override *o, struct err *e)
+{
+    if (gguf_open(g, path, e)) return -1;
+    if (!o || gguf_override(*g, o->kv, o->n_kv, false, e) == 0) return 0;
+    gguf_close(*g);
+    *g = NULL;
+    return -1;
+}
+
 int model_open(struct model **m, const char *path, struct kn_backend *be, const struct desc_override *o,
                struct err *e)
 {
     struct gguf *g;
     *m = NULL;
-    if (gguf_open(&g, path, e)) return -1;
+    if (open_file(&g, path, o, e)) return -1;
     return open_gguf(m, g, be, o, e);
 }
 
@@ -671,7 +681,7 @@ int model_load(struct model **m, const char *path, struct kn_backend *be, const 
 {
     struct gguf *g;
     *m = NULL;
-    if (gguf_open(&g, path, e)) return -1;
+    if (open_file(&g, path, o, e)) return -1;
     return model_load_gguf(m, g, be, o, progress, ctx, e);
 }
 

@@ -181,7 +181,7 @@ int engine_open(struct engine **out, struct model *target, struct source *source
                       : source                ? source->rows
                                               : 0,
                       e) ||
-        check_tree(g, e))
+        check_tree(g, e) || session_sparse_check(&g->o, target->d, g->op, e))
         goto fail;
     if (!g->o.draft_window && source && source->model) g->draft_reach = desc_draft_reach(source->model->d);
     if (g->o.draft_window == SESSION_DRAFT_ALL) g->o.draft_window = 0;
@@ -206,7 +206,8 @@ void engine_close(struct engine *g)
         g->idle = s->next;
         session_slot_free(s);
     }
-    void *device[] = {g->d_pos, g->equal, g->features, g->logits, g->hidden.normed, g->here[0], g->here[1]};
+    void *device[] = {g->d_pos,         g->equal,          g->features, g->logits,
+                      g->hidden.normed, g->sparse_scratch, g->here[0],  g->here[1]};
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) g->op->free(g->be, device[i]);
     work_free(&g->work, g->be);
     mem_free(g->hidden.host);

@@ -45,6 +45,7 @@ struct engine {
     struct session *on;   /* the stream whose features and logits these are; NULL: none's */
     struct session *idle; /* slots without a stream: a list by session.next */
     int32_t slots;        /* all */
+    void *sparse_scratch; /* device; NULL without sparse prompts */
     uint64_t bytes;       /* of device memory taken, but for the slots' */
 };
 

@@ -164,18 +164,17 @@ static void counter_init(struct counter *c, struct kn_backend *be)
 /* ---- planners ---- */
 
 int memory_plan_open(struct memory_planner **out, struct kn_backend *be, const char *target,
-                     const char *drafter, const struct desc_override *drafter_override,
-                     const struct model *placed, struct err *e)
+                     const struct desc_override *target_override, const char *drafter,
+                     const struct desc_override *drafter_override, const struct model *placed, struct err *e)
 {
-    const struct desc_override none = {.draft_causal = -1};
     struct memory_planner *p = mem_calloc(1, sizeof *p);
     *out = NULL;
     if (!p) return err_set(e, ERR_IO, "out of memory (a plan)");
     p->be = be;
     counter_init(&p->c, be);
     struct kn_backend *counting = (struct kn_backend *)(void *)&p->c;
-    if (model_open(&p->target, target, counting, &none, e) || model_place_like(p->target, placed, e) ||
-        model_fill(p->target, NULL, NULL, e) ||
+    if (model_open(&p->target, target, counting, target_override, e) ||
+        model_place_like(p->target, placed, e) || model_fill(p->target, NULL, NULL, e) ||
         (drafter && model_load(&p->drafter, drafter, counting, drafter_override, NULL, NULL, e))) {
         memory_plan_close(p);
         return -1;

@@ -26,8 +26,8 @@ struct memory_planner;
 /* drafter may be NULL. placed: NULL, or whose experts stay in the host's memory as the target's will
  * (model_place). Errors: those of model_load. */
 int memory_plan_open(struct memory_planner **p, struct kn_backend *be, const char *target,
-                     const char *drafter, const struct desc_override *drafter_override,
-                     const struct model *placed, struct err *e);
+                     const struct desc_override *target_override, const char *drafter,
+                     const struct desc_override *drafter_override, const struct model *placed, struct err *e);
 void memory_plan_close(struct memory_planner *p);
 /* What a session with o takes, its models included where loaded is false. Errors: those of session_new. */
 int memory_plan_session(struct memory_planner *p, const struct session_options *o, bool loaded,

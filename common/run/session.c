@@ -202,7 +202,7 @@ static int new_slot(struct session **out, struct engine *g, struct err *e)
         new_deltas(s, g->rows, e) ||
         (s->source && s->source->op->open && s->source->op->open(s, g->rows, e)) ||
         (s->o.look && s->o.look->op->open && s->o.look->op->open(s, g->rows, e)) || new_lists(s, e) ||
-        session_tree_new(s, e)) {
+        session_tree_new(s, e) || session_sparse_new(s, e)) {
         session_slot_free(s);
         return -1;
     }
@@ -235,7 +235,7 @@ int session_open(struct session **out, struct engine *g, struct err *e)
     struct session *s = g->idle;
     *out = NULL;
     if (!s) return new_slot(out, g, e);
-    if (clear_states(s, e)) return -1;
+    if (clear_states(s, e) || session_sparse_reset(s, e)) return -1;
     g->idle = s->next;
     s->next = NULL;
     s->n_past = s->pending = s->waiting = s->logits_rows = s->reach = 0;
@@ -294,6 +294,7 @@ void session_slot_free(struct session *s)
     session_plays_forget(s, 0);
     session_tree_free(s);
     pages_free(s);
+    session_sparse_free(s);
     s->op->free_shared(s->be, s->results);
     s->op->free_shared(s->be, s->offers);
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
@@ -390,6 +391,7 @@ static const int32_t *places_of(const struct session *s, const struct session_ro
 int session_run_target(struct session *s, const struct session_rows *r, enum session_fate fate, struct err *e)
 {
     const struct desc *tapped = s->source ? s->source->needs.tapped : NULL;
+    const bool sparse = fate == SESSION_PROMPT && session_sparse_takes(s, r->first_pos, r->n);
     const struct pass p = {.w = &s->g->work,
                            .kv = s->kv,
                            .here = s->here,
@@ -398,6 +400,8 @@ int session_run_target(struct session *s, const struct session_rows *r, enum ses
                            .n_queries = s->n_watch,
                            .delta = s->delta,
                            .pending = &s->d->pending,
+                           .sparse = sparse ? s->sparse : NULL,
+                           .stamps = fate == SESSION_PROMPT ? s->stamps : NULL,
                            .commit = fate != SESSION_TRIED,
                            .every = fate == SESSION_FINAL ? s->every : 0,
                            .n = r->n,
@@ -518,7 +522,7 @@ static int32_t next_pass(const struct session *s, int64_t end)
     if (stop > end) stop = end;
     tail = stop % chunk;
     if (tail <= SESSION_MAX_ROWS && stop - tail > pos) stop -= tail;
-    return stop - pos < pages_rows(s) ? (int32_t)(stop - pos) : pages_rows(s);
+    return stop - pos < pages_rows(s) ? session_sparse_pass(s, (int32_t)(stop - pos)) : pages_rows(s);
 }
 
 int session_prompt_check(int32_t ctx, int64_t n, struct err *e)
@@ -558,6 +562,8 @@ int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_ro
         const struct session_rows r = history_rows(s, pos, some);
         kn_bound(s->be, pos + some);
         if (session_run_target(s, &r, SESSION_PROMPT, e) || session_set_pending(s, 0, e)) goto out;
+        if (session_sparse_takes(s, pos, some)) session_sparse_made(s, pos + some);
+        if (session_sparse_timed(s, e)) goto out;
         if (rows && hand_out_rows(s, pos, some, host, rows, ctx, e)) goto out;
         if (pos + some == end && run_head(s, s->target, some - 1, 1, pos + some - 1, e)) goto out;
         if (session_leave_hidden(s, some, e) || session_run_context(s, &r, e)) goto out;

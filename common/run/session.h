@@ -39,6 +39,15 @@ struct session_synthetic {
     const float *logp;    /* [n, slots] what planners are told of them (planner.h) */
 };
 
+/* Block-sparse prompts (docs/sparse.md): whole blocks of rows, in the layers that see every position. */
+struct session_sparse {
+    bool on;
+    float alpha;   /* kn_sparse's */
+    int32_t dense; /* the first of these layers that stay dense */
+    bool spread;   /* for tests and benchmarks: kn_sparse's */
+    float density;
+};
+
 struct session_options {
     int32_t ctx;          /* positions the caches must hold: prompt + generated + block */
     int32_t chunk;        /* rows a prefill pass; 0: SESSION_CHUNK. Chunks end at absolute multiples of it */
@@ -62,7 +71,8 @@ struct session_options {
     int32_t tree; /* proposals of a tree at most, that plans may have; 0: chains alone. Then the drafter
                      offers candidates for every place, and the slot has room for a tree's rows */
     struct source *look; /* asked on the host beside the source, or alone: look-ups. Borrowed; NULL: none */
-    bool check_layers;   /* name the first layer that leaves a NaN or Inf in a row that stays */
+    struct session_sparse sparse;
+    bool check_layers; /* name the first layer that leaves a NaN or Inf in a row that stays */
     void (*progress)(void *ctx, int64_t done, int64_t total); /* of a prefill, in tokens; NULL: none */
     void *progress_ctx;
     /* Of a prefill: every layer's rows (model.h); NULL: nobody wants them. */
@@ -143,6 +153,12 @@ struct session {
     float *last;         /* device [n_vocab] */
     uint64_t bytes;      /* of device memory taken */
 
+    /* session_sparse.c; all NULL without options.sparse */
+    struct kn_sparse *sparse; /* [target n_layer]; mean.k NULL: a layer that stays dense */
+    uint64_t *sparse_kept;    /* device [target n_layer, 2] */
+    uint64_t *stamps;         /* device [target n_layer + 1] of the last pass of a prompt */
+    double *layer_ns;         /* [target n_layer] of all passes of prompts */
+
     /* session_tree.c; all NULL where options.tree is 0 */
     struct kn_tree *tree;             /* device: of the cycle that runs */
     struct kn_kv *tail;               /* [target n_layer] keys and values of its rows */
@@ -205,6 +221,11 @@ int32_t session_kv_hosted(const struct session *s);
 /* Run the last token written, where the target has not (anchored): then it is committed, and logits are its.
  * The bits are those that it has as the first row of a cycle. */
 int session_settle_anchor(struct session *s, struct err *e);
+
+/* Of sparse prompts: the layers of a target that see every position; blocks kept and blocks seen by them so
+ * far (kept [n_layer, 2], 0 of dense layers); layer_ns has the layers' times. */
+int32_t session_sparse_layers(const struct desc *d);
+int session_sparse_kept(struct session *s, uint64_t *kept, struct err *e);
 
 /* Rows of logits as a prefill makes them, in order: rows [n, n_vocab] on the host, first_pos the position of
  * row 0. */

@@ -52,6 +52,7 @@ static void meta_of(const struct desc *t, const struct desc *d, const struct ses
                              .n_layer = (uint32_t)t->n_layer};
     memcpy(m->target_id, t->identity, 16);
     snprintf(m->target, STATE_NAME, "%s", t->name);
+    m->sparse = o->sparse;
     m->kv_type = KN_TYPE_NONE;
     bool mixed = types_of(m, t, o, false);
     if (d && desc_draft_caches(d)) mixed |= types_of(m, d, o, true);
@@ -366,6 +367,26 @@ static int check_types(const struct state *st, const struct state_meta *own, str
     return 0;
 }
 
+static int check_sparse(const struct state *st, const struct state_meta *own, struct err *e)
+{
+    const struct session_sparse *a = &own->sparse, *b = &st->m.sparse;
+    if (a->on == b->on && (!a->on || (a->alpha == b->alpha && a->dense == b->dense))) return 0;
+    if (!b->on)
+        return err_set(e, ERR_FORMAT,
+                       "%s: was made of dense prompts (expected --sparse %g --sparse-dense %d)", st->name,
+                       (double)a->alpha, a->dense);
+    if (!a->on)
+        return err_set(
+            e, ERR_FORMAT,
+            "%s: was made of sparse prompts (expected dense ones, got --sparse %g --sparse-dense %d)",
+            st->name, (double)b->alpha, b->dense);
+    return err_set(
+        e, ERR_FORMAT,
+        "%s: was made of other sparse prompts (expected --sparse %g --sparse-dense %d, got --sparse %g "
+        "--sparse-dense %d)",
+        st->name, (double)a->alpha, a->dense, (double)b->alpha, b->dense);
+}
+
 int state_check(const struct state *st, const struct desc *target, const struct desc *drafter,
                 const struct session_options *o, struct err *e)
 {
@@ -377,10 +398,11 @@ int state_check(const struct state *st, const struct desc *target, const struct 
     if (memcmp(st->m.target_id, own.target_id, 16)) {
         err_set(e, ERR_FORMAT, "%s: was made with another target (expected %s; got %s%s)", st->name, want,
                 got, strcmp(own.target, st->m.target) ? "" : ", a file of the same name and other contents");
-        return err_hint(
-            e,
-            "dflash-inspect names the model that a state wants, and prints the identity of a model's file");
+        return err_hint(e, "dflash-inspect names the model that a state wants, and prints the identity of a "
+                           "model's file; keys "
+                           "of --override-kv count");
     }
+    if (check_sparse(st, &own, e)) return -1;
     if (!o->kv_convert && check_types(st, &own, e))
         return err_hint(e, "--kv-convert brings the state's keys and values into these types");
     if (st->m.chunk != own.chunk)

@@ -26,6 +26,7 @@ struct state_info {
     const struct kn_kv_types *kv, *draft_kv; /* of the layers' caches; KN_TYPE_NONE: a layer without any */
     const char *target, *drafter;            /* general.name of their files, "" where that has none */
     const uint8_t *target_id, *drafter_id;   /* [16] desc.identity of the files */
+    struct session_sparse sparse;            /* of its prompts */
     const uint32_t *taps;                    /* [n_taps] zero-based blocks of the target */
     int32_t n_taps;
 };

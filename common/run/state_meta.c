@@ -1,6 +1,7 @@
 /* state_meta.c - what a state says of itself, read without a model: META, and its sections' checksums. */
 #include <fcntl.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -20,8 +21,9 @@ uint32_t state_get_u32(const uint8_t *p)
 
 size_t state_meta_pack(const struct state_meta *m, uint8_t *p)
 {
-    const uint32_t v[8] = {m->n_tokens, m->chunk,         m->kv_type, m->n_vocab,
-                           m->n_layer,  m->n_draft_layer, m->n_taps,  m->parts};
+    const uint32_t v[8] = {
+        m->n_tokens, m->chunk,         m->kv_type, m->n_vocab,
+        m->n_layer,  m->n_draft_layer, m->n_taps,  m->parts | (m->sparse.on ? STATE_SPARSE : 0)};
     for (int i = 0; i < 8; i++) state_put_u32(p + 4 * i, v[i]);
     memcpy(p + 32, m->target_id, 16);
     memcpy(p + 48, m->drafter_id, 16);
@@ -33,6 +35,13 @@ size_t state_meta_pack(const struct state_meta *m, uint8_t *p)
         const struct kn_kv_types *y = i < m->n_layer ? &m->kv[0][i] : &m->kv[1][i - m->n_layer];
         state_put_u32(at, y->k);
         state_put_u32(at + 4, y->v);
+    }
+    if (m->sparse.on) {
+        uint32_t alpha;
+        memcpy(&alpha, &m->sparse.alpha, 4);
+        state_put_u32(at, alpha);
+        state_put_u32(at + 4, (uint32_t)m->sparse.dense);
+        at += 8;
     }
     return (size_t)(at - p);
 }
@@ -62,6 +71,16 @@ static int types_unpack(struct state_meta *m, const uint8_t *p, const char *name
     return 0;
 }
 
+static int sparse_unpack(struct state_meta *m, const uint8_t *p, const char *name, struct err *e)
+{
+    const uint32_t alpha = state_get_u32(p), dense = state_get_u32(p + 4);
+    memcpy(&m->sparse.alpha, &alpha, 4);
+    m->sparse.dense = (int32_t)dense;
+    if (m->sparse.alpha >= 0 && m->sparse.alpha < INFINITY && dense <= DESC_MAX_LAYERS) return 0;
+    return err_set(e, ERR_FORMAT, "%s: section META: sparse prompts of %g with %" PRIu32 " dense layers",
+                   name, (double)m->sparse.alpha, dense);
+}
+
 static int meta_unpack(struct state_meta *m, const uint8_t *p, uint64_t size, const char *name, struct err *e)
 {
     uint32_t *v[8] = {&m->n_tokens, &m->chunk,         &m->kv_type, &m->n_vocab,
@@ -71,16 +90,19 @@ static int meta_unpack(struct state_meta *m, const uint8_t *p, uint64_t size, co
                        "%s: section META is too short (expected %d bytes or more, got %" PRIu64 ")", name,
                        STATE_META_FIXED, size);
     for (int i = 0; i < 8; i++) *v[i] = state_get_u32(p + 4 * i);
-    if (m->parts & ~STATE_HIDDEN)
-        return err_set(e, ERR_FORMAT, "%s: section META: unknown flags (expected 0 or 1, got %" PRIu32 ")",
+    if (m->parts & ~(STATE_HIDDEN | STATE_SPARSE))
+        return err_set(e, ERR_FORMAT, "%s: section META: unknown flags (expected 0 to 3, got %" PRIu32 ")",
                        name, m->parts);
+    m->sparse.on = m->parts & STATE_SPARSE;
+    m->parts &= ~STATE_SPARSE;
     memcpy(m->target_id, p + 32, 16);
     memcpy(m->drafter_id, p + 48, 16);
     memcpy(m->target, p + 64, STATE_NAME);
     memcpy(m->drafter, p + 64 + STATE_NAME, STATE_NAME);
     m->target[STATE_NAME - 1] = m->drafter[STATE_NAME - 1] = 0;
     const uint64_t mixed = m->kv_type == STATE_MIXED ? (uint64_t)m->n_layer + m->n_draft_layer : 0,
-                   expected = STATE_META_FIXED + 4ull * m->n_taps + 8 * mixed;
+                   sparse = m->sparse.on ? 8 : 0,
+                   expected = STATE_META_FIXED + 4ull * m->n_taps + 8 * mixed + sparse;
     if (m->n_taps > DESC_MAX_TAPS || size != expected)
         return err_set(e, ERR_FORMAT,
                        "%s: section META has the wrong size (expected %" PRIu64 " for %" PRIu32
@@ -94,6 +116,7 @@ static int meta_unpack(struct state_meta *m, const uint8_t *p, uint64_t size, co
         return err_set(e, ERR_FORMAT,
                        "%s: cache type not supported (expected " KN_KV_TYPES ", got number %" PRIu32 ")",
                        name, m->kv_type);
+    if (sparse && sparse_unpack(m, p + size - sparse, name, e)) return -1;
     return types_unpack(m, p + STATE_META_FIXED + 4 * m->n_taps, name, e);
 }
 
@@ -156,6 +179,7 @@ int state_open_fd(struct state **out, int fd, const char *name, struct state_inf
                                 .drafter_id = st->m.drafter_id,
                                 .taps = st->m.taps,
                                 .n_taps = (int32_t)st->m.n_taps,
+                                .sparse = st->m.sparse,
                                 .kv = st->m.kv[0],
                                 .draft_kv = st->m.kv[1],
                                 .has_drafter = st->m.n_draft_layer > 0 || st->m.parts,

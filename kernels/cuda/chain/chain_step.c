@@ -62,7 +62,7 @@ static bool items_of(const struct cuda_device *dev, const struct chain_product *
     for (int32_t j = 0; j < p->n_w; j++) {
         const struct kn_weight *w = p->w[j];
         const struct mm_type *t = product_type_of(w->type);
-        if (!t || t->act != act) return false;
+        if (!t || t->act != act || w->type == KN_MXFP4) return false;
         if (j == 0 || !p->gated) s->pairs += (int32_t)((w->n_out + 15) / 16);
         s->m[j] = (struct chain_matrix){(const uint8_t *)w->packed,
                                         p->out[j],

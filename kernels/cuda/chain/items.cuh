@@ -142,6 +142,7 @@ struct near_items : items_beside<few_keys> {
     }
 };
 using far_items = items_beside<far_keys>;
+using code_items = items_beside<code_keys>;
 using net_items = items_beside<net_steps>;
 
 /* ---- sums ---- */

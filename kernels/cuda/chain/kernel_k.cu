@@ -7,6 +7,7 @@
 #pragma nv_diag_suppress 177 /* nothing of this is for such a device */
 #endif
 #include "attend.cuh"
+#include "codes.cuh"
 #include "far_ring.cuh"
 #include "items.cuh"
 #include "pair.cuh"
@@ -52,7 +53,8 @@ static __device__ __noinline__ void chain_items_apart(const chain_args &a, uint8
 /* SPLIT: all blocks share pairs of some steps. KV: where keys and values come to: near_keys,
  * far_keys or, with chain/post.cuh, wide_keys; or net_steps: gated delta nets or gated rows are among the
  * steps, and no attention; or near_items, far_items or net_items: near_keys, far_keys or net_steps beside
- * steps of types other than K, and of IQ4_XS. */
+ * steps of types other than K, and of IQ4_XS; or
+ * code_keys or code_items: far_keys or far_items over quantised keys and values. */
 template <bool BF16, bool SPLIT, class KV>
 static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
     chain_k_kernel(const __grid_constant__ chain_args a)
@@ -133,7 +135,11 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
             chain_delta_run<true, KV::items>(s, plan, row_of(a, r, s, false), values_of(a, r) + s.at,
                                              *(chain_delta_room *)(smem + a.net), terms);
             chain_meet();
-        } else if (KV::ring && s.n_m == 0) {
+        } else if (KV::codes && s.n_m == 0) {
+            code_attention(s, plan, act, a.parts, row_of(a, r, s, false), values_of(a, r) + s.at,
+                           r.state[0] + 1 + (unsigned)i);
+            chain_meet();
+        } else if (KV::ring && !KV::codes && s.n_m == 0) {
             far_attention<BF16>(s, plan.kv_head, far_share_of(s, plan.kv_head), far_bytes_at(r, s, plan), act,
                                 a.parts, row_of(a, r, s, false), values_of(a, r) + s.at,
                                 r.state[0] + 1 + (unsigned)i);
@@ -230,13 +236,19 @@ static chain_k_fn kernel_of(bool bf16, int form)
         {form_of<false, true, net_steps>(), form_of<false, true, net_steps>()},
         {form_of<false, false, near_items>(), form_of<true, false, near_items>()},
         {form_of<false, false, far_items>(), form_of<true, false, far_items>()},
-        {form_of<false, true, net_items>(), form_of<false, true, net_items>()}};
+        {form_of<false, true, net_items>(), form_of<false, true, net_items>()},
+        {form_of<false, false, code_keys>(), form_of<false, false, code_keys>()},
+        {form_of<false, false, code_items>(), form_of<false, false, code_items>()}};
     return all[form][bf16];
 }
 
 static constexpr int far_bytes(int n_rep)
 {
     return FAR_FIXED + CHAIN_HEADS * n_rep * FAR_ROW * 4;
+}
+static constexpr int code_bytes_at(int n_rep)
+{
+    return CODE_FIXED + CHAIN_HEADS * n_rep * CODE_ROW * 4;
 }
 template <int D> static constexpr int wide_bytes()
 {
@@ -248,6 +260,7 @@ static constexpr int late_bytes(int n_rep)
 }
 static_assert(CHAIN_ATTEND_BYTES == chain_few::FIXED && CHAIN_KEYS_BYTES == 2 * chain_few::SLOT &&
                   CHAIN_LATE_BYTES(8) == late_bytes(8) && CHAIN_LATE_BYTES(9) == late_bytes(9) &&
+                  CHAIN_CODES_BYTES(1) == code_bytes_at(1) && CHAIN_CODES_BYTES(8) == code_bytes_at(8) &&
                   CHAIN_FAR_BYTES(1) == far_bytes(1) && CHAIN_FAR_BYTES(8) == far_bytes(8) &&
                   CHAIN_DELTA_BYTES == sizeof(struct chain_delta_room) &&
                   CHAIN_GATED_BYTES == sizeof(float[CHAIN_WARPS][DELTA_GATED][2 * DELTA]) &&

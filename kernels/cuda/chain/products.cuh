@@ -347,18 +347,6 @@ DEV void chain_write_shared(const chain_args &a, const chain_room &r, const chai
     if (flags & CHAIN_OUT && m.out) m.out[c.at - outputs_at(a, r, s) - m.column] = y;
 }
 
-DEV chain_room chain_room_at(uint8_t *smem)
-{
-    chain_room r;
-    r.full = (uint64_t *)smem, r.told = r.full + CHAIN_TILES, r.read = r.told + CHAIN_DESCS,
-    r.planned = r.read + CHAIN_DESCS, r.split = (uint64_t *)(smem + CHAIN_K_SPLIT);
-    r.plan = (chain_plan *)(smem + CHAIN_K_PLAN), r.state = (uint32_t *)(smem + CHAIN_K_STATE);
-    r.done = (volatile int *)(smem + CHAIN_K_DONE);
-    r.tile = (uint4 *)(smem + CHAIN_K_TILES);
-    r.ring = smem + CHAIN_K_RING;
-    r.steps = (chain_step *)(smem + CHAIN_K_STEPS);
-    return r;
-}
 /* The first of the others that is the warp's. */
 template <class KV> DEV int first_late(const chain_step &s, const chain_plan &plan)
 {

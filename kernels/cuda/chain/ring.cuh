@@ -197,13 +197,27 @@ DEV chain_source split_source(const chain_step &s, bool plain, const split_part 
                      min((piece + 1) * s.piece, s.units));
 }
 
-/* Keys and values of attention: beside the ring (chain/attend.cuh), or in it: far_keys of chain/far_ring.cuh.
- * items: some steps have weights of types other than K, as chain/items.cuh knows them. held: keys and values
- * of a short context have a place in the ring, a tile of which nothing is copied: who attends fills it.
- * writer: a warp of its own writes outputs of early pairs (early_of). */
+DEV chain_room chain_room_at(uint8_t *smem)
+{
+    chain_room r;
+    r.full = (uint64_t *)smem, r.told = r.full + CHAIN_TILES, r.read = r.told + CHAIN_DESCS,
+    r.planned = r.read + CHAIN_DESCS, r.split = (uint64_t *)(smem + CHAIN_K_SPLIT);
+    r.plan = (chain_plan *)(smem + CHAIN_K_PLAN), r.state = (uint32_t *)(smem + CHAIN_K_STATE);
+    r.done = (volatile int *)(smem + CHAIN_K_DONE);
+    r.tile = (uint4 *)(smem + CHAIN_K_TILES);
+    r.ring = smem + CHAIN_K_RING;
+    r.steps = (chain_step *)(smem + CHAIN_K_STEPS);
+    return r;
+}
+
+/* Keys and values of attention: beside the ring (chain/attend.cuh), or in it: far_keys of chain/far_ring.cuh;
+ * codes: code_keys of chain/codes.cuh. items: some steps have weights of types other than K, as
+ * chain/items.cuh knows them. held: keys and values of a short context have a place in the ring, a tile of
+ * which nothing is copied: who attends fills it. writer: a warp of its own writes outputs of early pairs
+ * (early_of). */
 struct near_keys {
-    static constexpr bool ring = false, nets = false, wide = false, post = false, items = false, held = false,
-                          writer = true;
+    static constexpr bool ring = false, codes = false, nets = false, wide = false, post = false,
+                          items = false, held = false, writer = true;
 };
 struct few_keys : near_keys { /* no outputs come early */
     static constexpr bool writer = false;

@@ -262,6 +262,7 @@ static const struct kn_ops *table(bool direct, bool chains)
     t.norm_gated = cuda_norm_gated;
     t.rope_store = cuda_rope_store;
     t.attention = cuda_attention;
+    t.sparse_room = cuda_sparse_room;
     t.attend = cuda_attend;
     t.carry = cuda_carry;
     t.tap = cuda_tap;

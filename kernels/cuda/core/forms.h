@@ -37,6 +37,8 @@
     F(CHAIN_ITEMS, "chain items")                                                                            \
     F(CHAIN_ITEMS_FAR, "chain items far")                                                                    \
     F(CHAIN_NETS_ITEMS, "chain nets items")                                                                  \
+    F(CHAIN_CODES, "chain codes")                                                                            \
+    F(CHAIN_ITEMS_CODES, "chain items codes")                                                                \
     F(CHAIN_ALONE, "chain alone") /* collected, and launched one by one after all */                         \
     F(EXPERTS_PLAIN, "experts plain")                                                                        \
     F(EXPERTS_HELD, "experts held")                                                                          \

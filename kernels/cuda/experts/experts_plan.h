@@ -42,7 +42,8 @@ struct experts_tile {
  * both before. */
 struct experts_memory {
     uint32_t tiles, order, sums, act, row_bytes, total;
-    uint32_t few; /* sorting few pairs */
+    uint32_t few;  /* sorting few pairs */
+    uint32_t grid; /* mm_points */
 };
 
 struct experts_args {
@@ -73,6 +74,7 @@ struct experts_args {
     int32_t act, add;
     int32_t early; /* ids may be read before the wait */
     int32_t few;   /* a thread a pair sorts */
+    struct mm_points points;
     struct experts_memory at;
 };
 
@@ -105,7 +107,7 @@ struct experts_choice {
     bool found; /* a kernel fits */
     enum experts_form form;
     int log2_tiles;
-    bool low;      /* the kernel that knows low types */
+    int low;       /* the highest mm_low of the matrices */
     unsigned grid; /* blocks at most */
 };
 /* Shapes and slices to a, and how it is run; false: rows are too long. */

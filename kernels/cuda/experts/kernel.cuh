@@ -285,6 +285,7 @@ template <class F, int NT, int FORM, bool BULK> struct experts_block {
     {
         mm_view<N> view;
         view.plane_bytes = 64 * a.slice_units;
+        if constexpr (F::grids) view.points = grid_there(smem + a.at.grid, a.points);
 #pragma unroll
         for (int t = 0; t < N; t++) {
             view.row[t] = row_at(tile, 8 * t + lane / 4) + lane % 4 * 16;
@@ -480,6 +481,7 @@ template <class F, int NT, int FORM, bool BULK> struct experts_block {
         const bool busy = sub < jobs;
         tiles = (const experts_tile *)(smem + a.at.tiles);
         order = (const uint16_t *)(smem + a.at.order);
+        if constexpr (F::grids) grid_load(smem + a.at.grid, a.points); /* they meet in what follows */
         way = experts_way_of<FORM>(a, experts_find_tiles(a, smem), jobs);
         slot = 0;
         phase = 0;

@@ -566,9 +566,10 @@ static void check_shapes(bool small)
         {"32 of [704, 2816] Q4_K, down Q8_0", 32, 8, 2816, 704, KN_Q4_K, KN_Q8_0, KN_ACT_GELU_TANH},
         {"8 of [704, 2816] Q6_K, down Q8_0", 8, 8, 2816, 704, KN_Q6_K, KN_Q8_0, KN_ACT_GELU_TANH},
         {"4 of [1408, 5120] Q5_K, down Q5_1", 4, 4, 5120, 1408, KN_Q5_K, KN_Q5_1, KN_ACT_SILU}};
-    static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0,   KN_Q4_0,
-                                     KN_Q4_1, KN_Q5_0, KN_Q5_1, KN_Q4_K,   KN_Q5_K,
-                                     KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
+    static const uint32_t types[] = {KN_F32,   KN_F16,     KN_BF16,   KN_Q8_0,  KN_Q4_0,    KN_Q4_1,
+                                     KN_Q5_0,  KN_Q5_1,    KN_Q4_K,   KN_Q5_K,  KN_Q6_K,    KN_Q2_K,
+                                     KN_Q3_K,  KN_IQ4_NL,  KN_IQ4_XS, KN_MXFP4, KN_IQ2_XXS, KN_IQ2_XS,
+                                     KN_IQ2_S, KN_IQ3_XXS, KN_IQ3_S,  KN_IQ1_S, KN_IQ1_M};
     if (small) {
         for (int i = 0; i < 2; i++) check_shape(small_shapes + i, few_counts, i == 0);
         return;
@@ -612,7 +613,7 @@ static void check_refusals(void)
     refused(op->experts_gated(gpu, x, &a.w, &a.w, x, x, eps, KN_ACT_SILU, ids, 0, 2), KN_EINVAL, "0 rows");
     refused(op->experts_down(gpu, x, &a.w, x, ids, x, 1, 99, false), KN_ETYPE, "99 experts a row");
     refused(op->experts_down(gpu, x, &none, x, ids, x, 1, 2, false), KN_EINVAL, "experts_load did not load");
-    refused(op->experts_load(gpu, &w, KN_IQ2_XS, 256, 16, 2, x), KN_ETYPE, "IQ2_XS");
+    refused(op->experts_load(gpu, &w, KN_TQ1_0, 256, 16, 2, x), KN_ETYPE, "TQ1_0");
     refused(op->experts_load(gpu, &w, KN_Q4_K, 300, 16, 2, x), KN_ETYPE, "300");
     op->free(gpu, x), op->free(gpu, ids);
     matrices_free(&a), matrices_free(&b), matrices_free(&c);

@@ -12,6 +12,7 @@
 #include <zlib.h>
 
 #include "../../../kernels/blocks/encode.h"
+#include "../../../kernels/blocks/grids.h"
 
 static const uint32_t encoders[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q4_1,   KN_Q5_0,  KN_Q5_1,
                                     KN_Q4_K, KN_Q5_K, KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
@@ -163,6 +164,14 @@ static void test_decode(void **state)
     check_fixture(KN_Q3_K, "q3_k");
     check_fixture(KN_IQ4_NL, "iq4_nl");
     check_fixture(KN_IQ4_XS, "iq4_xs");
+    check_fixture(KN_IQ2_XXS, "iq2_xxs");
+    check_fixture(KN_IQ2_XS, "iq2_xs");
+    check_fixture(KN_IQ2_S, "iq2_s");
+    check_fixture(KN_IQ3_XXS, "iq3_xxs");
+    check_fixture(KN_IQ3_S, "iq3_s");
+    check_fixture(KN_IQ1_S, "iq1_s");
+    check_fixture(KN_IQ1_M, "iq1_m");
+    check_fixture(KN_MXFP4, "mxfp4");
     static uint16_t h[65536];
     static float f[65536], g[65536];
     for (int i = 0; i < 65536; i++) h[i] = (uint16_t)i;
@@ -180,6 +189,46 @@ static void test_decode(void **state)
     assert_true(y[0] == 1.5f && y[1] == -INFINITY && y[2] == 1.0f);
 }
 
+/* Every point of every grid, d = 1, scales and signs 0: the crc of the values that the gguf package gives for
+ * the same bytes (make_grids.py prints them). */
+static void test_grids(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t type, crc;
+    } want[] = {{KN_IQ2_XXS, 0x02171b5d}, {KN_IQ2_XS, 0xa369a625},  {KN_IQ2_S, 0xd5135bcf},
+                {KN_IQ1_S, 0xaa0ac74b},   {KN_IQ3_XXS, 0x6b66e48d}, {KN_IQ3_S, 0x4f7d8df3}};
+    static float y[2048 * 8];
+    static uint8_t raw[64 * 110];
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        const struct grid_kind *kind = grid_kind_of(want[i].type);
+        const size_t bytes = kn_type_info(want[i].type)->bytes;
+        const int a_block = 256 / kind->values, blocks = kind->points / a_block;
+        memset(raw, 0, sizeof raw);
+        for (int p = 0; p < kind->points; p++) {
+            uint8_t *b = raw + bytes * (size_t)(p / a_block);
+            const int e = p % a_block, high = p >> 8;
+            put_u16(b, 0x3c00); /* 1 */
+            switch (want[i].type) {
+            case KN_IQ2_XXS: b[2 + 8 * (e / 4) + e % 4] = (uint8_t)p; break;
+            case KN_IQ2_XS: put_u16(b + 2 + 2 * e, (uint16_t)p); break;
+            case KN_IQ2_S: b[66 + e / 4] |= (uint8_t)(high << 2 * (e % 4)); break;
+            case KN_IQ3_S: b[66 + e / 8] |= (uint8_t)(high << e % 8); break;
+            case KN_IQ1_S:
+                put_u16(b + 34 + 2 * (e / 4),
+                        (uint16_t)(get_u16(b + 34 + 2 * (e / 4)) | high << 3 * (e % 4)));
+                break;
+            default: break;
+            }
+            if (want[i].type != KN_IQ2_XXS && want[i].type != KN_IQ2_XS) b[2 + e] = (uint8_t)p;
+        }
+        assert_int_equal(kn_decode_row(want[i].type, raw, y, 256 * blocks), 0);
+        const uint32_t crc = (uint32_t)crc32(0, (const uint8_t *)y, 1024 * (unsigned)blocks);
+        if (crc != want[i].crc)
+            fail_msg("%s: crc %08x, expected %08x", kn_type_info(want[i].type)->name, crc, want[i].crc);
+    }
+}
+
 static void test_arguments(void **state)
 {
     (void)state;
@@ -187,11 +236,11 @@ static void test_arguments(void **state)
     uint8_t b[1024] = {0};
     assert_int_equal(kn_decode_row(KN_Q4_K, b, x, 255), KN_EINVAL);
     assert_int_equal(kn_decode_row(KN_Q4_K, NULL, x, 256), KN_EINVAL);
-    assert_int_equal(kn_decode_row(KN_IQ3_S, b, x, 256), KN_ETYPE);
+    assert_int_equal(kn_decode_row(KN_TQ1_0, b, x, 256), KN_ETYPE);
     assert_int_equal(kn_decode_row(99, b, x, 256), KN_ETYPE);
     assert_int_equal(kn_encode_row(KN_Q4_K, x, b, 128, NULL), KN_EINVAL);
     assert_int_equal(kn_encode_row(KN_Q8_0, x, b, -32, NULL), KN_EINVAL);
-    assert_int_equal(kn_encode_row(KN_IQ3_S, x, b, 256, NULL), KN_ETYPE);
+    assert_int_equal(kn_encode_row(KN_IQ1_S, x, b, 256, NULL), KN_ETYPE);
     assert_int_equal(kn_encode_row(KN_F64, x, b, 256, NULL), KN_ETYPE);
     assert_int_equal(kn_encode_row(KN_Q4_K, NULL, NULL, 0, NULL), 0);
     for (int i = 0; i < 256; i++) w[i] = 1;
@@ -539,17 +588,12 @@ static void test_golden(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_types),
-        cmocka_unit_test(test_halves),
-        cmocka_unit_test(test_decode),
-        cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_error),
-        cmocka_unit_test(test_edges),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_importance),
-        cmocka_unit_test(test_instruction_sets),
-        cmocka_unit_test(test_position),
-        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_types),      cmocka_unit_test(test_halves),
+        cmocka_unit_test(test_decode),     cmocka_unit_test(test_grids),
+        cmocka_unit_test(test_arguments),  cmocka_unit_test(test_error),
+        cmocka_unit_test(test_edges),      cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_importance), cmocka_unit_test(test_instruction_sets),
+        cmocka_unit_test(test_position),   cmocka_unit_test(test_golden),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

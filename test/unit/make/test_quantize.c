@@ -405,11 +405,11 @@ static void test_kept_and_fallbacks(void **state)
     list[count - 1].from = KN_I32;
     plan(QUANT_Q4_K, &m);
     assert_int_equal(to[count - 1], KN_I32);
-    list[count - 1].from = KN_IQ3_S;
+    list[count - 1].from = KN_TQ2_0;
     assert_int_equal(quant_plan(QUANT_Q4_K, &m, list, count, KN_TYPE_NONE, NULL, 0, to, &e), -1);
     assert_int_equal(e.code, ERR_FORMAT);
     assert_non_null(strstr(e.msg, "table.weight"));
-    assert_non_null(strstr(e.msg, "IQ3_S"));
+    assert_non_null(strstr(e.msg, "TQ2_0"));
 }
 
 static void override_fails(const char *arg, const char *part)
@@ -579,8 +579,8 @@ static void test_bad_rows(void **state)
     assert_int_equal(quant_rows("w", KN_F32, x, KN_Q4_K, a, 100, 1, 0, 1, NULL, &e), -1);
     assert_string_equal(e.msg, "w: rows of 100 are not whole blocks of Q4_K");
     e = (struct err){0};
-    assert_int_equal(quant_rows("w", KN_IQ3_S, x, KN_Q4_K, a, 256, 1, 0, 1, NULL, &e), -1);
-    assert_string_equal(e.msg, "w: cannot make Q4_K from IQ3_S");
+    assert_int_equal(quant_rows("w", KN_TQ2_0, x, KN_Q4_K, a, 256, 1, 0, 1, NULL, &e), -1);
+    assert_string_equal(e.msg, "w: cannot make Q4_K from TQ2_0");
     e = (struct err){0};
     assert_int_equal(quant_rows("w", KN_IQ4_XS, half, KN_IQ4_XS, a, 256, 2, 0, 1, NULL, &e), 0); /* a copy */
     assert_memory_equal(a, half, 2 * kn_row_bytes(KN_IQ4_XS, 256));
