@@ -33,6 +33,7 @@ static void *last_of(const struct session *s, int32_t pos, size_t *n)
 
 bool span_possible(const struct session *s)
 {
+    if (s->pool) return false; /* what is held is no function of the positions */
     return !s->source || s->source->op->caches || s->source->op->last ||
            (!s->source->op->context && !s->source->op->save);
 }
