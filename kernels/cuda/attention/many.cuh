@@ -77,13 +77,16 @@ DEV void weights_of(uint32_t p[NT / 2][4], float sum[2], float x[NT][4], const f
         sum[half] = __fadd_rn(sum[half], part);
     }
 }
-/* What is relative to `top` made so to `here`. */
-template <int CT> DEV void raise_results(float acc[CT][4], float sum[2], float top[2], const float here[2])
+/* What is relative to `top` made so to `here`. others: NULL, or two sums more. */
+template <int CT>
+DEV void raise_results(float acc[CT][4], float sum[2], float top[2], const float here[2],
+                       float *others = nullptr)
 {
     if (!__any_sync(~0u, here[0] != top[0] || here[1] != top[1])) return;
     const float f0 = factor(top[0], here[0]), f1 = factor(top[1], here[1]);
     sum[0] = __fmul_rn(sum[0], f0);
     sum[1] = __fmul_rn(sum[1], f1);
+    if (others) others[0] = __fmul_rn(others[0], f0), others[1] = __fmul_rn(others[1], f1);
 #pragma unroll
     for (int t = 0; t < CT; t++) {
         acc[t][0] = __fmul_rn(acc[t][0], f0);

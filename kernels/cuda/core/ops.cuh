@@ -7,6 +7,11 @@
 
 /* backend.cu */
 void *cuda_alloc(struct kn_backend *, size_t bytes);
+void *cuda_alloc_host(struct kn_backend *, size_t bytes);
+void cuda_free_host(struct kn_backend *, void *);
+double cuda_link_speed(struct kn_backend *);
+int cuda_carry(struct kn_backend *, const struct kn_kv *to, const struct kn_kv *from, const int32_t *pos,
+               int32_t n);
 void cuda_free(struct kn_backend *, void *);
 
 /* ceiling.cu */
