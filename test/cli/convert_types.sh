@@ -7,7 +7,7 @@ for m in target drafter; do
     done
 done
 # the other types and mixes: the same file again, of a checkpoint
-for t in q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k q4_k_s q5_k_s q5_k_m q2_k q3_k_s q3_k_m q3_k_l iq4_nl iq4_xs; do
+for t in q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k q4_k_s q5_k_s q5_k_m q2_k q3_k_s q3_k_m q3_k_l iq4_nl iq4_xs iq3_m mxfp4_moe; do
     dflash-quantize -q "$DATA/drafter-f32.gguf" -o q.gguf --type $t --force
     dflash-convert -q "$SRC/data/pair/drafter" --target "$SRC/data/pair/target" --type $t | cmp - q.gguf && echo drafter $t
 done
