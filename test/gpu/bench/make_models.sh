@@ -9,13 +9,14 @@ make_one() { # NAME CONFIG TYPE [FLAG...]
     [ -s "$dir/$1.gguf" ] || "$bin/dflash-convert" -q "$configs/$2.json" --random 1 --type "$3" -o "$dir/$1.gguf" "${@:4}"
 }
 # Mixes of types, over tensors as published dynamic files spread them. 8b-dynamic, 27b-dynamic: Q4_K_M with IQ4_XS, Q5_K,
-# Q6_K, Q8_0 and F16 among it, alpha and beta in F32; 27b-gates-TYPE: Q4_K_M with alpha and beta of that type.
+# Q6_K, Q8_0 and F16 among it, alpha and beta in F32; 8b-dynamic-iq: IQ3_XXS with IQ2_XXS and IQ3_S; 27b-gates-TYPE: Q4_K_M with alpha and beta of that type.
 mixed=() # flags of the mix called $1
 mix() {
     local t
     case $1 in
         8b-dynamic) set -- 'ffn_gate=*[13579]=iq4_xs' 'ffn_up=*[13579]=iq4_xs' 'ffn_down=*[04]=q5_k' 'ffn_down=*[28]=q8_0' \
             'attn_q=*[05]=q5_k' 'attn_k=*[0246]=q8_0' 'attn_v=*[13579]=q8_0' 'attn_v=*0=f16' 'attn_output=*[37]=q8_0' 'attn_output=*5=f16' ;;
+        8b-dynamic-iq) set -- 'ffn_gate=*[13579]=iq2_xxs' 'ffn_up=*[13579]=iq2_xxs' 'ffn_down=*[0246]=iq3_s' 'attn_v=*=q5_k' 'attn_output=*[37]=q6_k' ;;
         27b-dynamic) set -- 'ffn_gate=*[13579]=iq4_xs' 'ffn_up=*[13579]=iq4_xs' 'ffn_down=*[04]=q5_k' 'ffn_down=*[28]=q8_0' \
             'attn_qkv=*[05]=q8_0' 'attn_gate=*[28]=q5_k' 'attn_gate=*4=f16' 'ssm_out=*[06]=iq4_xs' 'ssm_alpha=*=f32' 'ssm_beta=*=f32' \
             'attn_q=*1=q5_k' 'attn_k=*=q8_0' 'attn_v=*=q8_0' ;;
@@ -30,6 +31,7 @@ for name in ${@:-8b-q4_k_m 8b-draft-q8_0 8b-draft-q4_k_m 0.6b-q4_k_m 8b-q8_0 8b-
     mix "$name"
     case $name in
         8b-dynamic) make_one "$name" qwen3-8b q4_k_m "${mixed[@]}" ;;
+        8b-dynamic-iq) make_one "$name" qwen3-8b iq3_xxs "${mixed[@]}" ;;
         27b-dynamic | 27b-gates-*) make_one "$name" qwen3.5-27b q4_k_m "${mixed[@]}" ;;
         8b-draft2-*) make_one "$name" qwen3-8b-dflash2 "${name#8b-draft2-}" ;;
         8b-dspark-*) make_one "$name" qwen3-8b-dspark "${name#8b-dspark-}" ;;
