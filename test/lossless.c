@@ -64,8 +64,9 @@ enum axis {
  * first eight are those of the pairwise set. */
 static const int prompt_len[] = {1, 40, 255, 256, 257, 767, 768, 769, 511, 512, 513, 2304};
 #define TYPES 20 /* the last ten only where --types names them */
-static const char *target_type[TYPES] = {"bf16", "f32",  "f16",    "q8_0",   "q4_k_m", "q4_0", "q5_0", "q4_k",
-                                         "q5_k", "q6_k", "iq4_nl", "iq4_xs", "q3_k",   "q2_k", "iq3_s", "iq3_xxs", "iq2_s", "iq2_xxs", "mxfp4", "wide"};
+static const char *target_type[TYPES] = {"bf16",  "f32",     "f16",   "q8_0",    "q4_k_m", "q4_0", "q5_0",
+                                         "q4_k",  "q5_k",    "q6_k",  "iq4_nl",  "iq4_xs", "q3_k", "q2_k",
+                                         "iq3_s", "iq3_xxs", "iq2_s", "iq2_xxs", "mxfp4",  "wide"};
 static const char *const drafter_type[] = {"bf16",          "q8_0",           "q4_k_m",
                                            "dflash2-bf16",  "dflash2-q4_k_m", "dspark-bf16",
                                            "dspark-q4_k_m", "domino-bf16",    "domino-q4_k_m"};
@@ -878,8 +879,9 @@ int main(int argc, char **argv)
         else
             usage = true;
     if (usage) {
-        fprintf(stderr, "usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--untrained] [--kv] [--kv-host] "
-                        "[--device NAME] [--jobs N | --part I/N]\n");
+        fprintf(stderr,
+                "usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--untrained] [--kv] [--kv-host] "
+                "[--device NAME] [--jobs N | --part I/N]\n");
         return 2;
     }
     dir = argv[1];
