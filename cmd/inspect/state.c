@@ -85,6 +85,7 @@ static void state_json(const struct state_info *x, const char *path, const struc
     if (j && x->sparse.on)
         json_object_set_new(
             j, "sparse", json_pack("{s:f,s:i}", "alpha", (double)x->sparse.alpha, "dense", x->sparse.dense));
+    if (j && x->pool) json_object_set_new(j, "pool", json_integer(x->pool));
     if (j && x->has_drafter) {
         json_object_set_new(j, "drafter", json_text(x->drafter, strlen(x->drafter)));
         json_object_set_new(j, "drafter_identity", json_string(hex(x->drafter_id, id)));
@@ -118,6 +119,7 @@ int show_state(const char *path, bool json, struct err *e)
     if (x.sparse.on)
         printf("%-12s --sparse %g --sparse-dense %" PRId32 "\n", "prompts", (double)x.sparse.alpha,
                x.sparse.dense);
+    if (x.pool) printf("%-12s %" PRId32 " positions\n", "pool", x.pool);
     if (x.has_drafter) {
         show_model_wanted("drafter", x.drafter, x.drafter_id);
         printf("%-12s %" PRId32 " layer%s, %s", "", x.n_draft_layer, x.n_draft_layer == 1 ? "" : "s",

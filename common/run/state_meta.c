@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "../base/mem.h"
+#include "pages.h"
 #include "state_impl.h"
 
 void state_put_u32(uint8_t *p, uint32_t v)
@@ -22,8 +23,10 @@ uint32_t state_get_u32(const uint8_t *p)
 size_t state_meta_pack(const struct state_meta *m, uint8_t *p)
 {
     const uint32_t v[8] = {
-        m->n_tokens, m->chunk,         m->kv_type, m->n_vocab,
-        m->n_layer,  m->n_draft_layer, m->n_taps,  m->parts | (m->sparse.on ? STATE_SPARSE : 0)};
+        m->n_tokens, m->chunk,
+        m->kv_type,  m->n_vocab,
+        m->n_layer,  m->n_draft_layer,
+        m->n_taps,   m->parts | (m->sparse.on ? STATE_SPARSE : 0) | (m->pool ? STATE_POOL : 0)};
     for (int i = 0; i < 8; i++) state_put_u32(p + 4 * i, v[i]);
     memcpy(p + 32, m->target_id, 16);
     memcpy(p + 48, m->drafter_id, 16);
@@ -43,6 +46,7 @@ size_t state_meta_pack(const struct state_meta *m, uint8_t *p)
         state_put_u32(at + 4, (uint32_t)m->sparse.dense);
         at += 8;
     }
+    if (m->pool) state_put_u32(at, (uint32_t)m->pool), at += 4;
     return (size_t)(at - p);
 }
 
@@ -90,11 +94,12 @@ static int meta_unpack(struct state_meta *m, const uint8_t *p, uint64_t size, co
                        "%s: section META is too short (expected %d bytes or more, got %" PRIu64 ")", name,
                        STATE_META_FIXED, size);
     for (int i = 0; i < 8; i++) *v[i] = state_get_u32(p + 4 * i);
-    if (m->parts & ~(STATE_HIDDEN | STATE_SPARSE))
-        return err_set(e, ERR_FORMAT, "%s: section META: unknown flags (expected 0 to 3, got %" PRIu32 ")",
+    if (m->parts & ~(STATE_HIDDEN | STATE_SPARSE | STATE_POOL))
+        return err_set(e, ERR_FORMAT, "%s: section META: unknown flags (expected 0 to 7, got %" PRIu32 ")",
                        name, m->parts);
     m->sparse.on = m->parts & STATE_SPARSE;
-    m->parts &= ~STATE_SPARSE;
+    const uint64_t pool = m->parts & STATE_POOL ? 4 : 0;
+    m->parts &= ~(STATE_SPARSE | STATE_POOL);
     memcpy(m->target_id, p + 32, 16);
     memcpy(m->drafter_id, p + 48, 16);
     memcpy(m->target, p + 64, STATE_NAME);
@@ -102,7 +107,7 @@ static int meta_unpack(struct state_meta *m, const uint8_t *p, uint64_t size, co
     m->target[STATE_NAME - 1] = m->drafter[STATE_NAME - 1] = 0;
     const uint64_t mixed = m->kv_type == STATE_MIXED ? (uint64_t)m->n_layer + m->n_draft_layer : 0,
                    sparse = m->sparse.on ? 8 : 0,
-                   expected = STATE_META_FIXED + 4ull * m->n_taps + 8 * mixed + sparse;
+                   expected = STATE_META_FIXED + 4ull * m->n_taps + 8 * mixed + sparse + pool;
     if (m->n_taps > DESC_MAX_TAPS || size != expected)
         return err_set(e, ERR_FORMAT,
                        "%s: section META has the wrong size (expected %" PRIu64 " for %" PRIu32
@@ -116,7 +121,9 @@ static int meta_unpack(struct state_meta *m, const uint8_t *p, uint64_t size, co
         return err_set(e, ERR_FORMAT,
                        "%s: cache type not supported (expected " KN_KV_TYPES ", got number %" PRIu32 ")",
                        name, m->kv_type);
-    if (sparse && sparse_unpack(m, p + size - sparse, name, e)) return -1;
+    if (sparse && sparse_unpack(m, p + size - sparse - pool, name, e)) return -1;
+    if (pool) m->pool = (int32_t)state_get_u32(p + size - pool);
+    if (pool && (!m->pool || pages_check(m->pool, e))) return err_prefix(e, "%s: section META", name);
     return types_unpack(m, p + STATE_META_FIXED + 4 * m->n_taps, name, e);
 }
 
@@ -180,6 +187,7 @@ int state_open_fd(struct state **out, int fd, const char *name, struct state_inf
                                 .taps = st->m.taps,
                                 .n_taps = (int32_t)st->m.n_taps,
                                 .sparse = st->m.sparse,
+                                .pool = st->m.pool,
                                 .kv = st->m.kv[0],
                                 .draft_kv = st->m.kv[1],
                                 .has_drafter = st->m.n_draft_layer > 0 || st->m.parts,
