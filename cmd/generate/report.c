@@ -40,7 +40,7 @@ static const char *stop_reason(const struct spec_stats *st)
 /* Places of the histogram: those of a block, and as many more as look-ups took. */
 static int32_t histogram(const struct session *s, const struct spec_stats *st)
 {
-    int32_t n = s->source ? s->o.block : 1;
+    int32_t n = session_block(s);
     for (int32_t i = n; s->o.look && i < SESSION_MAX_ROWS; i++)
         if (st->accepted[i]) n = i + 1;
     return s->source || s->o.look ? n : 0;
@@ -51,7 +51,7 @@ static int32_t histogram(const struct session *s, const struct spec_stats *st)
 static bool hardly_right(const struct settings *set, const struct session *s, const struct spec_stats *st,
                          double tau)
 {
-    const struct calibration_gauge *first = &set->plan.a.calibration.draft_gauge[0];
+    const struct calibration_gauge *first = set->plan.a.calibration.draft_gauge[0];
     if (!s->source || set->lookup.only || set->plan.rows == 1) return false;
     if (set->plan.planner.next)
         return first->labels >= 5 && (double)first->equal < 0.05 * (double)first->labels;
@@ -146,6 +146,8 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "drafter",
                         set->m.drafter_path ? json_text(set->m.drafter_path, strlen(set->m.drafter_path))
                                             : json_null());
+    json_object_set_new(j, "mtp", set->m.mtp ? json_text(set->m.mtp, strlen(set->m.mtp)) : json_null());
+    json_object_set_new(j, "mtp_block", s->n_sources > 1 ? json_integer(s->by[1].block) : json_null());
     json_object_set_new(j, "n", json_integer(set->n));
     json_object_set_new(j, "ctx", json_integer(s->o.ctx));
     json_object_set_new(j, "chunk", json_integer(s->o.chunk));
@@ -176,6 +178,10 @@ static json_t *settings_json(const struct settings *set, const struct session *s
                         set->plan.calibration_path
                             ? json_text(set->plan.calibration_path, strlen(set->plan.calibration_path))
                             : json_null());
+    json_object_set_new(j, "mtp_calibration",
+                        set->plan.mtp_calibration_path ? json_text(set->plan.mtp_calibration_path,
+                                                                   strlen(set->plan.mtp_calibration_path))
+                                                       : json_null());
     json_object_set_new(j, "draft_window",
                         set->draft_window == SESSION_DRAFT_ALL ? json_string("all")
                                                                : json_integer(set->draft_window));

@@ -151,9 +151,9 @@ struct work {
 /* Values of work.mixed. */
 int64_t work_mixed(const struct desc *d);
 /* Take what the models need for passes of up to rows rows, and the backend's scratch; *bytes is added to.
- * drafter may be NULL. On failure (ERR_IO, ERR_DEVICE) what was taken is given back by work_free. */
-int work_new(struct work *w, const struct model *target, const struct model *drafter, int32_t rows,
-             uint64_t *bytes, struct err *e);
+ * drafters: n of them. On failure (ERR_IO, ERR_DEVICE) what was taken is given back by work_free. */
+int work_new(struct work *w, const struct model *target, const struct model *const *drafters, int32_t n,
+             int32_t rows, uint64_t *bytes, struct err *e);
 void work_free(struct work *w, struct kn_backend *be);
 
 /* Who wants to see the residual stream. A plane is what a layer leaves: 0 the embeddings (scaled), i the rows

@@ -250,8 +250,7 @@ static int ask_queries(struct session *s, int32_t id, struct err *e)
     if (session_catch_up(s, e)) return -1;
     s->history[s->n_past] = id;
     if (session_place(s, &id, 1, e)) return -1;
-    const struct session_rows r = {
-        .ids = s->d->ids, .pos = s->d->pos, .features = s->g->features, .n = 1, .first_pos = s->n_past};
+    const struct session_rows r = {.ids = s->d->ids, .pos = s->d->pos, .n = 1, .first_pos = s->n_past};
     s->watch = p->queries, s->n_watch = p->n_queries;
     kn_bound(s->be, s->n_past + 1);
     const int bad = session_run_target(s, &r, SESSION_TRIED, e);
