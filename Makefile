@@ -461,6 +461,8 @@ GPU_SUITES = "gpu/mm=$(BUILD)/test/mm_gpu check" \
     "gpu/lossless-kv-host=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --kv-host" \
     "gpu/lossless-kv-host-hybrid=$(GPU_LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --kv-host --types $(HYBRID_TYPES)" \
     "gpu/lossless-kv-host-wide=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --kv-host --types wide --kv" \
+    "gpu/lossless-pool=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --pool" \
+    "gpu/lossless-pool-hybrid=$(GPU_LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --pool --types $(HYBRID_TYPES)" \
     "gpu/family=DEVICE=cuda test/family/check_families.sh $(BIN) $(BUILD)/test/family-cuda"
 
 # What a turn of a chat costs, from a state and anew, over random weights of Qwen3-0.6B (400 MB): minutes on two cores.

@@ -545,7 +545,7 @@ int models_kv(struct models *m, const struct state_info *info, struct session_op
     sparse_flags_resolve(&m->sparse, info, o);
     if (kv_flags_resolve(&m->kv, m->target->d, drafters, models_drafters(m, drafters), info, o, e)) return -1;
     o->kv_host = m->kv_host_layers;
-    o->pool = m->pool;
+    o->pool = m->pool ? m->pool : info ? info->pool : 0;
     return m->kv_host && m->planner ? memory_plan_kv_host(m->planner, o, true, e) : 0;
 }
 

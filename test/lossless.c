@@ -1,6 +1,6 @@
 /* lossless.c - drafted output equals undrafted output, and drafts do not depend on what must not change them.
  *
- * usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--untrained] [--kv] [--kv-host]
+ * usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--untrained] [--kv] [--kv-host] [--pool]
  *                 [--device NAME] [--jobs N | --part I/N]
  * PAIR_DIR holds target-TYPE.gguf and drafter-TYPE.gguf. A case is a point in prompts x target types x
  * drafter types x blocks x widths x sampling x coupled or greedy proposals x cache types x resumed states x
@@ -20,6 +20,7 @@
  * 128, test/make_wide.c) are run only so. --kv: caches of every type with every other instead (for wide).
  * --kv-host: of most drafted cases one layer's keys and values, or all, are in the host's memory, of no plain
  * one's.
+ * --pool: of all streams full layers keep 448 positions; without trees.
  * --untrained: the drafter's weights are random, it has no relatives and offers no trees, and none of its
  * proposals need be right: what is accepted are look-ups' and rows of drawn plans.
  * --jobs N: N processes, each with the cases of its share of the references. --part I/N: only share I of
@@ -204,6 +205,8 @@ static int32_t layers_hosted(const int *c, const struct model *d)
     return !kv_host || !d ? 0 : sum % 3 == 2 ? 1 : sum % 3 ? DESC_MAX_LAYERS : 0;
 }
 
+static int32_t pool; /* --pool */
+
 static struct session_options options_of(const int *c, const struct model *d)
 {
     for (int i = 0; i < DESC_MAX_LAYERS; i++) {
@@ -222,6 +225,7 @@ static struct session_options options_of(const int *c, const struct model *d)
         .draft_greedy = d && draft_greedy[c[GREEDY]],
         .kv = cache_type[c[CACHE]].kv,
         .kv_host = layers_hosted(c, d),
+        .pool = pool,
         .look = look,
         .tree = d ? tree : 0,
         .kv_layers = cache_type[c[CACHE]].layers ? of_target : NULL,
@@ -868,6 +872,8 @@ int main(int argc, char **argv)
             take_caches();
         else if (!strcmp(argv[i], "--kv-host"))
             kv_host = true;
+        else if (!strcmp(argv[i], "--pool"))
+            pool = 448, no_trees = true;
         else if (!strcmp(argv[i], "--device") && i + 1 < argc)
             device = argv[++i];
         else if (!strcmp(argv[i], "--types") && i + 1 < argc)
@@ -879,9 +885,9 @@ int main(int argc, char **argv)
         else
             usage = true;
     if (usage) {
-        fprintf(stderr,
-                "usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--untrained] [--kv] [--kv-host] "
-                "[--device NAME] [--jobs N | --part I/N]\n");
+        fprintf(stderr, "usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--untrained] [--kv] "
+                        "[--kv-host] [--pool] "
+                        "[--device NAME] [--jobs N | --part I/N]\n");
         return 2;
     }
     dir = argv[1];

@@ -87,6 +87,7 @@ static void state_json(const struct state_info *x, const char *path, const struc
     if (j && x->sparse.on)
         json_object_set_new(
             j, "sparse", json_pack("{s:f,s:i}", "alpha", (double)x->sparse.alpha, "dense", x->sparse.dense));
+    if (j && x->pool) json_object_set_new(j, "pool", json_integer(x->pool));
     for (int32_t i = 0; j && i < x->n_drafters; i++) {
         const struct state_drafter_info *d = &x->by[i];
         json_t *to = i ? json_object() : json_incref(j); /* the first one's keys stand with the rest */
@@ -124,6 +125,7 @@ int show_state(const char *path, bool json, struct err *e)
     if (x.sparse.on)
         printf("%-12s --sparse %g --sparse-dense %" PRId32 "\n", "prompts", (double)x.sparse.alpha,
                x.sparse.dense);
+    if (x.pool) printf("%-12s %" PRId32 " positions\n", "pool", x.pool);
     for (int32_t k = 0; k < x.n_drafters; k++) {
         const struct state_drafter_info *d = &x.by[k];
         show_model_wanted(k ? "beside it" : "drafter", d->name, d->id);

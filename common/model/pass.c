@@ -107,7 +107,7 @@ struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_
         .attention = {.q = w->q,
                       .out = w->attn,
                       .kv = &p->kv[i],
-                      .pos = p->pos,
+                      .pos = pos,
                       .n = p->n,
                       .n_head = l->n_head,
                       .scale = 1.0f / sqrtf((float)l->head_dim),

@@ -7,6 +7,7 @@
 #include "../base/io.h"
 #include "../base/mem.h"
 #include "session_impl.h"
+#include "state_impl.h"
 
 struct pages {
     int32_t slots;           /* of the pool */
@@ -181,7 +182,7 @@ static uint8_t *at_page(const struct session *s, int32_t l, int side, int32_t pa
 }
 
 /* The mean of a page's keys, of length 1: what its queries are held against. */
-static int make_mean(struct session *s, int32_t l, int32_t page, float *row)
+static void make_mean(struct session *s, int32_t l, int32_t page, float *row)
 {
     struct pages *p = s->pool;
     const struct kn_kv *kv = &s->kv[p->layer[l]];
@@ -199,7 +200,24 @@ static int make_mean(struct session *s, int32_t l, int32_t page, float *row)
         const float r = squares > 0 ? (float)(1 / sqrt(squares)) : 0;
         for (int32_t i = 0; i < d; i++) mean[h + i] *= r;
     }
-    return 0;
+}
+
+/* Of pages first to end - 1, which are in the host's memory. */
+static int make_means(struct session *s, int32_t first, int32_t end, struct err *e)
+{
+    const struct pages *p = s->pool;
+    bool lacks = false;
+    io_team_begin();
+#pragma omp parallel for schedule(static) reduction(|| : lacks)
+    for (int32_t l = 0; l < p->n_layer; l++) {
+        const struct kn_kv *kv = &s->kv[p->layer[l]];
+        float *row = mem_alloc((size_t)kv->n_head_kv * (size_t)kv->head_dim * sizeof *row);
+        for (int32_t page = first; row && page < end; page++) make_mean(s, l, page, row);
+        lacks = lacks || !row;
+        mem_free(row);
+    }
+    io_team_end();
+    return lacks ? err_set(e, ERR_IO, "out of memory (a page's keys)") : 0;
 }
 
 /* The full pages before pos that are not yet in the host's memory, which are all held. */
@@ -217,19 +235,9 @@ static int store_pages(struct session *s, int32_t pos, struct err *e)
                                      page_bytes(&s->kv[p->layer[l]], side));
     }
     if (rc) return model_failed(s->target, "pages", rc, e);
-    bool lacks = false;
-    io_team_begin();
-#pragma omp parallel for schedule(static) reduction(|| : lacks)
-    for (int32_t l = 0; l < p->n_layer; l++) {
-        const struct kn_kv *kv = &s->kv[p->layer[l]];
-        float *row = mem_alloc((size_t)kv->n_head_kv * (size_t)kv->head_dim * sizeof *row);
-        for (int32_t page = first; row && page < end; page++) make_mean(s, l, page, row);
-        lacks = lacks || !row;
-        mem_free(row);
-    }
-    io_team_end();
+    if (make_means(s, first, end, e)) return -1;
     p->stored = end;
-    return lacks ? err_set(e, ERR_IO, "out of memory (a page's keys)") : 0;
+    return 0;
 }
 
 /* ---- scores ---- */
@@ -389,4 +397,124 @@ int pages_turn(struct session *s, int32_t id, struct err *e)
     p->shift = pos - (p->slots - 1) * POOL_PAGE;
     p->stats.turns++;
     return session_place(s, &id, 1, e);
+}
+
+/* ---- states ---- */
+
+/* Positions of the page in a slot that are before n_past, both ways: to the host's memory or from there. */
+static int move_slot(struct session *s, int32_t slot, int32_t n_past, bool back)
+{
+    const struct pages *p = s->pool;
+    const int32_t page = p->held[slot], left = n_past - page * POOL_PAGE,
+                  rows = left < POOL_PAGE ? left : POOL_PAGE;
+    int rc = 0;
+    for (int32_t l = 0; l < p->n_layer && rows > 0 && rc == 0; l++)
+        for (int side = 0; side < 2 && rc == 0; side++) {
+            const size_t bytes = (size_t)rows * (page_bytes(&s->kv[p->layer[l]], side) / POOL_PAGE);
+            uint8_t *here = at_slot(s, l, side, slot), *there = at_page(s, l, side, page);
+            rc = back ? s->op->upload(s->be, here, there, bytes) : s->op->download(s->be, there, here, bytes);
+        }
+    return rc;
+}
+
+int pages_collect(struct session *s, struct err *e)
+{
+    const struct pages *p = s->pool;
+    int rc = 0;
+    for (int32_t i = 0; p && i < p->slots && rc == 0; i++)
+        if (p->held[i] >= p->stored) rc = move_slot(s, i, s->n_past, false);
+    return rc ? model_failed(s->target, "pages", rc, e) : 0;
+}
+
+struct kn_kv pages_cache(const struct session *s, int i)
+{
+    const struct pages *p = s->pool;
+    int32_t l = 0;
+    if (!p) return s->kv[i];
+    while (l < p->n_layer && p->layer[l] != i) l++;
+    if (l == p->n_layer) return s->kv[i];
+    struct kn_kv all = kn_kv_like(&s->kv[i], p->pages * POOL_PAGE);
+    all.k = p->side[0][l], all.v = p->side[1][l];
+    return all;
+}
+
+/* int32: position of the last turn (-1: none yet), slots, pages with scores; the pages by slots; float32: the
+ * scores. Behind no turn all is as at the start, and the last two are empty. */
+int pages_save(struct session *s, struct snap_writer *w, struct err *e)
+{
+    const struct pages *p = s->pool;
+    const bool turned = p && p->turned >= 0;
+    const int32_t head[3] = {turned ? p->turned : -1, turned ? p->slots : 0, turned ? p->stored : 0};
+    const size_t n = (size_t)(head[1] + head[2]) * sizeof(int32_t);
+    if (snap_section(w, "POOL", sizeof head + n, e) || snap_write(w, head, sizeof head, e)) return -1;
+    if (turned && (snap_write(w, p->held, (size_t)head[1] * sizeof *p->held, e) ||
+                   snap_write(w, p->score, (size_t)head[2] * sizeof *p->score, e)))
+        return -1;
+    return snap_section_end(w, e);
+}
+
+static int bad_pages(const struct state *st, const char *what, int32_t got, struct err *e)
+{
+    return err_set(e, ERR_FORMAT, "%s: section POOL: %s (got %d)", st->name, what, got);
+}
+
+static int check_pages(const struct state *st, const struct pages *p, const int32_t head[3], int32_t n_past,
+                       struct err *e)
+{
+    const int32_t full = head[0] / POOL_PAGE;
+    if (head[0] < 0)
+        return n_past <= p->slots * POOL_PAGE ? 0 : bad_pages(st, "no turn of so long a stream", n_past, e);
+    if (head[0] % POOL_PAGE || head[0] < p->slots * POOL_PAGE || head[0] > n_past ||
+        n_past > head[0] + POOL_PAGE)
+        return bad_pages(st, "a turn at such a position", head[0], e);
+    if (head[1] != p->slots) return bad_pages(st, "another number of slots", head[1], e);
+    return head[2] == full ? 0 : bad_pages(st, "another number of pages", head[2], e);
+}
+
+static int take_pages(const struct state *st, struct pages *p, const int32_t *held, struct err *e)
+{
+    const int32_t full = p->turned / POOL_PAGE;
+    for (int32_t i = 0; i < p->slots; i++) {
+        if (held[i] < 0 || held[i] > full || (held[i] == full) != (i == p->slots - 1))
+            return bad_pages(st, "no such page", held[i], e);
+        for (int32_t j = 0; j < i; j++)
+            if (held[j] == held[i]) return bad_pages(st, "a page twice", held[i], e);
+        p->held[i] = held[i];
+    }
+    return 0;
+}
+
+int pages_load(struct state *st, struct session *s, int32_t n_past, struct err *e)
+{
+    struct pages *p = s->pool;
+    uint8_t *section = NULL;
+    int32_t head[3];
+    if (state_section(st, "POOL", 0, e)) return -1;
+    const uint64_t size = st->r.size;
+    if (size < sizeof head || size > (uint64_t)1 << 28)
+        return bad_pages(st, "of such a size", (int32_t)(size >> 4), e);
+    if (snap_read_section(&st->r, size, &section, e)) return -1;
+    memcpy(head, section, sizeof head);
+    int rc = p || head[0] < 0 ? 0 : bad_pages(st, "a turn, where everything is held", head[0], e);
+    if (!p || rc) goto out;
+    rc = -1;
+    if (check_pages(st, p, head, n_past, e)) goto out;
+    p->turned = head[0] < 0 ? -1 : head[0];
+    if (head[0] >= 0) {
+        if (size != sizeof head + 4 * (uint64_t)(head[1] + head[2])) {
+            bad_pages(st, "of such a size", (int32_t)size, e);
+            goto out;
+        }
+        if (take_pages(st, p, (const int32_t *)(const void *)(section + sizeof head), e)) goto out;
+        memcpy(p->score, section + sizeof head + 4 * (size_t)head[1], 4 * (size_t)head[2]);
+        p->shift = p->turned - (p->slots - 1) * POOL_PAGE;
+        if (make_means(s, 0, head[2], e)) goto out;
+        p->stored = head[2];
+    }
+    rc = 0;
+    for (int32_t i = 0; i < p->slots && rc == 0; i++) rc = move_slot(s, i, n_past, true);
+    if (rc) rc = model_failed(s->target, "pages", rc, e);
+out:
+    mem_free(section);
+    return rc;
 }

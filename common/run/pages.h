@@ -43,6 +43,17 @@ int32_t
 pages_rows(const struct session *s); /* rows from n_past on to the next turn; without a pool INT32_MAX */
 int32_t pages_shift(const struct session *s); /* a place in the cache is a position less so many */
 
+/* Of states. The full pages and the one that is written to the host's memory; the cache of layer i that holds
+ * all of the stream: there, or, without a pool, the layer's own. */
+int pages_collect(struct session *s, struct err *e);
+struct kn_kv pages_cache(const struct session *s, int i);
+struct snap_writer;
+struct state;
+/* The section behind all others: who is held, and the scores; and back, when pages_cache has been filled for
+ * n_past positions. Errors: those of snapshots; ERR_FORMAT: pages that are none. */
+int pages_save(struct session *s, struct snap_writer *w, struct err *e);
+int pages_load(struct state *st, struct session *s, int32_t n_past, struct err *e);
+
 struct pages_stats {
     int64_t turns, scored; /* those with scores */
     int64_t came;          /* pages that came back from the host */

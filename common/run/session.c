@@ -35,10 +35,13 @@ static int cache_failed(struct session *s, int layer, const struct kn_kv *kv, st
 /* May layer i's be there? A drafter that reads the target's does so several times a cycle. */
 static bool may_host(const struct session *s, int i)
 {
-    const struct desc *t = s->target->d, *d = s->source && s->source->model ? s->source->model->d : NULL;
+    const struct desc *t = s->target->d;
     if (t->layer[i].recurrent || t->layer[i].window) return false;
-    for (int j = 0; d && d->arch == DESC_GEMMA4_ASSISTANT && j < d->n_layer; j++)
-        if (desc_donor(t, &d->layer[j]) == i) return false;
+    for (int32_t k = 0; k < s->n_sources; k++) {
+        const struct desc *d = s->by[k].of->model ? s->by[k].of->model->d : NULL;
+        for (int j = 0; d && d->arch == DESC_GEMMA4_ASSISTANT && j < d->n_layer; j++)
+            if (desc_donor(t, &d->layer[j]) == i) return false;
+    }
     return true;
 }
 

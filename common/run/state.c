@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include "../base/mem.h"
 #include "session_impl.h"
+#include "pages.h"
 #include "state_impl.h"
 
 enum {
@@ -56,6 +57,7 @@ static void meta_of(const struct desc *t, const struct desc *const *d, int32_t n
     memcpy(m->target_id, t->identity, 16);
     snprintf(m->target, STATE_NAME, "%s", t->name);
     m->sparse = o->sparse;
+    m->pool = o->pool;
     m->kv_type = KN_TYPE_NONE;
     bool mixed = types_of(m, t, o, -1, m->kv);
     for (int32_t k = 0; k < n_drafters; k++) {
@@ -281,8 +283,6 @@ int state_save(struct session *s, struct io_out *o, struct err *e)
     struct snap_writer w;
     struct state_meta m;
     uint8_t meta[STATE_META_MOST];
-    if (s->pool)
-        return err_set(e, ERR_USAGE, "a stream with a pool of %d positions cannot be saved", s->o.pool);
     if (session_settle_anchor(s, e)) return -1;
     if (s->n_past < 1 || s->logits_rows != 1 || s->logits_pos != s->n_past - 1)
         return err_set(e, ERR_USAGE,
@@ -292,15 +292,19 @@ int state_save(struct session *s, struct io_out *o, struct err *e)
     meta_of(s->target->d, drafters, drafters_of(s, drafters), &s->o, s->n_past, &m);
     size_t size = state_meta_pack(&m, meta);
     if (snap_begin(&w, o, e) || snap_put(&w, "META", meta, size, e)) return -1;
-    if (snap_put(&w, "TOKN", s->history, (size_t)s->n_past * sizeof *s->history, e)) return -1;
+    if (pages_collect(s, e) || snap_put(&w, "TOKN", s->history, (size_t)s->n_past * sizeof *s->history, e))
+        return -1;
     if (save_logits(s, &w, e)) return -1;
-    for (int i = 0; i < s->target->d->n_layer; i++)
+    for (int i = 0; i < s->target->d->n_layer; i++) {
+        const struct kn_kv kv = pages_cache(s, i);
         if (s->target->d->layer[i].recurrent
                 ? save_delta(s, i, &w, e)
-                : state_save_layer(s, &s->kv[i], &s->target->d->layer[i], s->n_past, "KV  ", &w, e))
+                : state_save_layer(s, &kv, &s->target->d->layer[i], s->n_past, "KV  ", &w, e))
             return -1;
+    }
     for (int32_t i = 0; i < s->n_sources; i++)
         if (s->by[i].of->op->save && s->by[i].of->op->save(s, &s->by[i], &w, e)) return -1;
+    if (s->o.pool && pages_save(s, &w, e)) return -1;
     return snap_end(&w, e);
 }
 
@@ -438,6 +442,10 @@ int state_check(const struct state *st, const struct desc *target, const struct 
                            "of --override-kv count");
     }
     if (check_sparse(st, &own, e)) return -1;
+    if (st->m.pool != own.pool)
+        return err_set(e, ERR_FORMAT,
+                       "%s: was made with another pool (expected %d positions, got %d; 0: none)", st->name,
+                       own.pool, st->m.pool);
     if (!o->kv_convert && check_types(st, &own, e))
         return err_hint(e, "--kv-convert brings the state's keys and values into these types");
     if (st->m.chunk != own.chunk)
@@ -501,9 +509,6 @@ static int load_drafter(struct state *st, struct session *s, const struct state_
 
 int state_restore(struct state *st, struct session *s, struct err *e)
 {
-    if (s->pool)
-        return err_set(e, ERR_USAGE, "%s: a state cannot go on with a pool of %d positions", st->name,
-                       s->o.pool);
     if (s->n_past)
         return err_set(e, ERR_USAGE, "%s: a state goes into a new session (expected position 0, got %d)",
                        st->name, s->n_past);
@@ -511,16 +516,19 @@ int state_restore(struct state *st, struct session *s, struct err *e)
     if (state_check(st, s->target->d, drafters, drafters_of(s, drafters), &s->o, e) || session_turn(s, e) ||
         load_history(st, s, e) || load_logits(st, s, e))
         return -1;
-    for (int i = 0; i < s->target->d->n_layer; i++)
-        if (s->target->d->layer[i].recurrent ? load_delta(st, s, i, e)
-                                             : state_load_layer(st, s, &s->kv[i], &s->target->d->layer[i],
-                                                                (int32_t)st->m.n_tokens, "KV  ", e))
+    for (int i = 0; i < s->target->d->n_layer; i++) {
+        const struct kn_kv kv = pages_cache(s, i);
+        if (s->target->d->layer[i].recurrent
+                ? load_delta(st, s, i, e)
+                : state_load_layer(st, s, &kv, &s->target->d->layer[i], (int32_t)st->m.n_tokens, "KV  ", e))
             return -1;
+    }
     for (uint32_t i = 0; i < st->m.n_drafters; i++)
         if (load_drafter(st, s, &st->m.by[i], e)) return -1;
     for (int32_t i = 0; i < s->n_sources; i++) /* without a model: made of the history */
         if (!s->by[i].of->model && s->by[i].of->op->load && s->by[i].of->op->load(s, &s->by[i], st, e))
             return -1;
+    if (s->o.pool && pages_load(st, s, (int32_t)st->m.n_tokens, e)) return -1;
     int rc = snap_next(&st->r, e);
     if (rc > 0)
         err_set(e, ERR_FORMAT, "%s: section out of order (expected the end, got %s)", st->name, st->r.tag);

@@ -25,6 +25,7 @@ struct state_info {
     const char *target;           /* general.name of the file, "" where that has none */
     const uint8_t *target_id;     /* [16] desc.identity of the file */
     struct session_sparse sparse; /* of its prompts */
+    int32_t pool;                 /* positions of its pool; 0: none */
     struct state_drafter_info {   /* the same of a drafter */
         int32_t n_layer;          /* with a cache of their own */
         const struct kn_kv_types *kv;

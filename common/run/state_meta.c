@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "../base/mem.h"
+#include "pages.h"
 #include "state_impl.h"
 
 void state_put_u32(uint8_t *p, uint32_t v)
@@ -57,11 +58,10 @@ static uint8_t *sparse_pack(const struct state_meta *m, uint8_t *at)
 size_t state_meta_pack(const struct state_meta *m, uint8_t *p)
 {
     const struct state_drafter *d = m->by;
-    const uint32_t v[8] = {
-        m->n_tokens, m->chunk,
-        m->kv_type,  m->n_vocab,
-        m->n_layer,  d->n_layer,
-        d->n_taps,   d->parts | (m->n_drafters > 1 ? STATE_BESIDE : 0) | (m->sparse.on ? STATE_SPARSE : 0)};
+    const uint32_t more = (m->n_drafters > 1 ? STATE_BESIDE : 0) | (m->sparse.on ? STATE_SPARSE : 0) |
+                          (m->pool ? STATE_POOL : 0);
+    const uint32_t v[8] = {m->n_tokens, m->chunk,   m->kv_type, m->n_vocab,
+                           m->n_layer,  d->n_layer, d->n_taps,  d->parts | more};
     for (int i = 0; i < 8; i++) state_put_u32(p + 4 * i, v[i]);
     memcpy(p + 32, m->target_id, 16);
     memcpy(p + 48, d->id, 16);
@@ -71,7 +71,9 @@ size_t state_meta_pack(const struct state_meta *m, uint8_t *p)
     at = types_pack(m, m->kv, m->n_layer, at);
     at = types_pack(m, d->kv, d->n_layer, at);
     if (m->n_drafters > 1) at = second_pack(m, at);
-    return (size_t)((m->sparse.on ? sparse_pack(m, at) : at) - p);
+    if (m->sparse.on) at = sparse_pack(m, at);
+    if (m->pool) state_put_u32(at, (uint32_t)m->pool), at += 4;
+    return (size_t)(at - p);
 }
 
 /* META's bytes, from the front. */
@@ -143,6 +145,17 @@ static int read_types(struct meta_reader *r, const struct state_meta *m, struct 
     return 0;
 }
 
+static int read_pool(struct meta_reader *r, struct state_meta *m, struct err *e)
+{
+    const uint8_t *p = take(r, 4, "a pool", e);
+    if (!p) return -1;
+    m->pool = (int32_t)state_get_u32(p);
+    if (m->pool && pages_check(m->pool, e) == 0) return 0;
+    if (!m->pool) err_set(e, ERR_FORMAT, "a pool of no position");
+    e->code = ERR_FORMAT;
+    return err_prefix(e, "%s: section META", r->name);
+}
+
 static void read_name(char *to, const uint8_t *p)
 {
     memcpy(to, p, STATE_NAME);
@@ -184,10 +197,10 @@ static int meta_unpack(struct state_meta *m, const uint8_t *meta, uint64_t size,
                        STATE_META_FIXED, size);
     const uint8_t *p = take(&r, STATE_META_FIXED, "", e);
     for (int i = 0; i < 8; i++) *v[i] = state_get_u32(p + 4 * i);
-    if (check_parts(&r, d->parts, STATE_HIDDEN | STATE_BESIDE | STATE_SPARSE, e)) return -1;
-    const bool beside = d->parts & STATE_BESIDE;
+    if (check_parts(&r, d->parts, STATE_HIDDEN | STATE_BESIDE | STATE_SPARSE | STATE_POOL, e)) return -1;
+    const bool beside = d->parts & STATE_BESIDE, pool = d->parts & STATE_POOL;
     m->sparse.on = d->parts & STATE_SPARSE;
-    d->parts &= ~(STATE_BESIDE | STATE_SPARSE);
+    d->parts &= ~(STATE_BESIDE | STATE_SPARSE | STATE_POOL);
     m->n_drafters = beside ? 2 : d->n_layer || d->parts;
     memcpy(m->target_id, p + 32, 16);
     memcpy(d->id, p + 48, 16);
@@ -202,7 +215,7 @@ static int meta_unpack(struct state_meta *m, const uint8_t *meta, uint64_t size,
                        name, m->kv_type);
     if (read_taps(&r, d, e) || read_types(&r, m, m->kv, m->n_layer, "target", e) ||
         read_types(&r, m, d->kv, d->n_layer, "drafter", e) || (beside && read_second(&r, m, e)) ||
-        (m->sparse.on && read_sparse(&r, m, e)))
+        (m->sparse.on && read_sparse(&r, m, e)) || (pool && read_pool(&r, m, e)))
         return -1;
     if (r.at == size) return 0;
     return err_set(e, ERR_FORMAT,
@@ -266,6 +279,7 @@ int state_open_fd(struct state **out, int fd, const char *name, struct state_inf
                                 .target = st->m.target,
                                 .target_id = st->m.target_id,
                                 .sparse = st->m.sparse,
+                                .pool = st->m.pool,
                                 .kv = st->m.kv};
     for (int32_t i = 0; i < info->n_drafters; i++) {
         const struct state_drafter *d = &st->m.by[i];

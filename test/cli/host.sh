@@ -29,3 +29,20 @@ fails 4 dflash-generate $M -n 4 --experts-host 1 --experts-counts nothing
 fails 3 dflash-generate $M -n 4 --experts-host 1 --experts-counts t.gguf
 dflash-prefill -q -m $DATA/target-q8_0.gguf --device cpu --imatrix other <p
 fails 3 dflash-generate $M -n 4 --experts-host 1 --experts-counts other
+# a pool: one stream plain, drafted and from a state, which names it
+P="-m $DATA/target-q8_0.gguf --device cpu"
+dflash-tokenize -m $DATA/target-q8_0.gguf <$SRC/data/prompts/python-8-long.txt 2>/dev/null | head -c 3200 >long
+head -c 2000 long >first
+tail -c +2001 long >rest
+dflash-generate -q $P --pool 448 -n 60 --ignore-eos <long >want
+dflash-generate -q $P -d $DATA/drafter-q8_0.gguf --pool 448 -n 60 --ignore-eos --stats s --force <long | cmp - want
+grep -o '"pool_turns":[0-9]*' s
+dflash-prefill -q $P -d $DATA/drafter-q8_0.gguf --pool 448 -o state <first
+dflash-generate -q $P -d $DATA/drafter-q8_0.gguf --state state --append -n 60 --ignore-eos <rest | cmp - want
+dflash-inspect state | grep pool
+dflash-generate -q $P -n 60 --ignore-eos <long >dense
+dflash-generate -q $P --pool 1024 -n 60 --ignore-eos <long | cmp - dense
+fails 3 dflash-generate -q $P --state state --pool 512 -n 4
+fails 2 dflash-generate -q $P --pool 400 -n 4
+fails 2 dflash-generate -q $P -d $DATA/drafter-q8_0.gguf --pool 448 --tree 4 -n 4
+fails 2 dflash-generate -q $P --pool 448 --kv-host-layers 1 -n 4

@@ -108,6 +108,50 @@ static void test_pages(void **state)
     model_free(t);
 }
 
+/* A state, before the pool is full, at a turn, between two, and gone on with in pieces. */
+static void test_resumed(void **state)
+{
+    static struct run whole, r;
+    static const int lengths[] = {300, 447, 448, 449, 512, 700, 1000};
+    (void)state;
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
+        for (int append = 0; append < 2; append++) {
+            struct way y = {.prompt = lengths[i], .pool = POOL, .drafter = true, .sampler = sampled};
+            run(&y, &whole);
+            y.state = true, y.append = append;
+            run(&y, &r);
+            same_run(&whole, &r);
+        }
+}
+
+/* A state names its pool; what continues it has it. */
+static void test_other_pool(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    struct way y = {.prompt = 500, .pool = POOL}, other = {.prompt = 500},
+               third = {.prompt = 500, .pool = 512};
+    struct model *t = load(target_path, be);
+    struct session *s = start(&y, t, NULL);
+    struct state *st;
+    struct state_info info;
+    must(session_prefill(s, prompt, 500, NULL, NULL, &e), &e);
+    save(s, scratch("pooled"));
+    session_free(s);
+    for (int i = 0; i < 2; i++) {
+        must(state_open(&st, scratch("pooled"), &info, &e), &e);
+        assert_int_equal(info.pool, POOL);
+        s = start(i ? &third : &other, t, NULL);
+        expect_error(state_restore(st, s, &e), &e, ERR_FORMAT,
+                     i ? "was made with another pool (expected 512 positions, got 448"
+                       : "was made with another pool (expected 0 positions, got 448");
+        memset(&e, 0, sizeof e);
+        session_free(s);
+        state_close(st);
+    }
+    model_free(t);
+}
+
 static void test_when_scores_are_made(void **state)
 {
     (void)state;
@@ -187,6 +231,7 @@ int main(void)
         cmocka_unit_test(test_all_is_held), cmocka_unit_test(test_one_stream),
         cmocka_unit_test(test_pages),       cmocka_unit_test(test_when_scores_are_made),
         cmocka_unit_test(test_next_stream), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_resumed),     cmocka_unit_test(test_other_pool),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
