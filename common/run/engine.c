@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 #include "../base/mem.h"
+#include "pages.h"
 #include "session_impl.h"
 
 static void *take(struct engine *g, uint64_t count, size_t size)
@@ -96,6 +97,12 @@ static int check_options(struct session_options *o, int32_t most, int32_t usual,
     if (o->kv_host < 0)
         return err_set(e, ERR_USAGE, "layers in the host's memory out of range (expected 0 or more, got %d)",
                        o->kv_host);
+    if (pages_check(o->pool, e)) return -1;
+    if (o->pool && (o->kv_host || o->tree || o->sparse.on))
+        return err_set(e, ERR_USAGE, "a pool of %d positions beside %s (expected one of them)", o->pool,
+                       o->tree        ? "trees"
+                       : o->sparse.on ? "sparse prompts"
+                                      : "keys and values in the host's memory");
     if (o->tree < 0 || o->tree >= SESSION_MAX_ROWS)
         return err_set(e, ERR_USAGE, "tree out of range (expected 1 to %d proposals, got %d)",
                        SESSION_MAX_ROWS - 1, o->tree);
@@ -115,12 +122,17 @@ int session_options_check(struct session_options *o, const struct desc *drafter,
 }
 
 /* Can a source have what it wants? */
-static int check_source(const struct model *target, const struct source *x, struct err *e)
+static int check_source(const struct model *target, const struct source *x, const struct session_options *o,
+                        struct err *e)
 {
     const struct source_needs *n = &x->needs;
     if (x->rows < 2 || x->rows > SESSION_MAX_ROWS || !x->op->propose == !x->op->look)
         return err_set(e, ERR_USAGE, "source %s: %d rows, or not one way to propose (expected 2 to %d)",
                        x->op->name, x->rows, SESSION_MAX_ROWS);
+    if (n->caches && o->pool)
+        return err_set(e, ERR_USAGE,
+                       "source %s: reads all of the target's keys and values (expected no pool)",
+                       x->op->name);
     if (n->hidden && n->tapped)
         return err_set(
             e, ERR_USAGE,
@@ -139,7 +151,7 @@ static int check_sources(struct engine *g, struct err *e)
         if (g->n_sources == SESSION_SOURCES)
             return err_set(e, ERR_USAGE, "more than %d sources (source %s is one too many)", SESSION_SOURCES,
                            x->op->name);
-        if (check_source(g->target, x, e)) return -1;
+        if (check_source(g->target, x, &g->o, e)) return -1;
         tapped += x->needs.tapped != NULL, hidden += x->needs.hidden;
         if (g->source->beside && (x->op->look || tapped > 1 || hidden > 1))
             return err_set(

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <string.h>
 #include "../base/mem.h"
+#include "pages.h"
 #include "source.h"
 
 /* ---- making and freeing ---- */
@@ -108,6 +109,8 @@ int session_new_caches(struct session *s, const struct model *m, const struct se
         int64_t need = s->g->positions, window = (int64_t)y->window + max32(pass_rows, AHEAD_ROWS);
         if (y->recurrent) continue;
         if (y->window && window < need) need = window;
+        if (m == s->target && !y->window && s->o.pool && s->o.pool + POOL_PAGE < need)
+            need = s->o.pool + POOL_PAGE;
         kv[i] = (struct kn_kv){.type = session_kv(&s->o, x != NULL, x ? x->first_layer + i : i),
                                .cap = kn_kv_room(need),
                                .n_head_kv = y->n_head_kv,
@@ -219,8 +222,9 @@ static int new_slot(struct session **out, struct engine *g, struct err *e)
     s->be = g->be;
     s->op = g->op;
     s->o = g->o;
-    if (session_new_caches(s, g->target, NULL, g->rows, &s->kv, e) || new_deltas(s, g->rows, e) ||
-        new_contexts(s, e) || new_lists(s, e) || session_tree_new(s, e) || session_sparse_new(s, e)) {
+    if (session_new_caches(s, g->target, NULL, g->rows, &s->kv, e) || pages_new(s, e) ||
+        new_deltas(s, g->rows, e) || new_contexts(s, e) || new_lists(s, e) || session_tree_new(s, e) ||
+        session_sparse_new(s, e)) {
         session_slot_free(s);
         return -1;
     }
@@ -261,6 +265,7 @@ int session_open(struct session **out, struct engine *g, struct err *e)
     s->finished = s->started, s->open = false; /* what was started ahead and not wanted */
     for (int32_t i = 0; i < s->n_sources; i++)
         if (s->by[i].of->op->reset) s->by[i].of->op->reset(s, &s->by[i]);
+    pages_reset(s);
     *out = s;
     return 0;
 }
@@ -319,6 +324,7 @@ void session_slot_free(struct session *s)
     void *device[] = {s->d_history, s->d, s->last};
     session_plays_forget(s, 0);
     session_tree_free(s);
+    pages_free(s);
     session_sparse_free(s);
     s->op->free_shared(s->be, s->results);
     s->op->free_shared(s->be, s->offers);
@@ -404,6 +410,7 @@ int session_place(struct session *s, const int32_t *ids, int32_t n, struct err *
     if (x || s->source) mask = x ? x->of->mask : s->source->mask;
     for (int32_t i = 0; i < SESSION_MAX_ROWS; i++) {
         c.pos[i] = s->n_past + i;
+        c.place[i] = s->n_past + i - pages_shift(s);
         c.ids[i] = i < n ? ids[i] : 0;
         c.block[i] = i ? mask : ids[0];
     }
@@ -421,6 +428,12 @@ int session_set_pending(struct session *s, int32_t n, struct err *e)
     return rc ? model_failed(s->target, "upload", rc, e) : 0;
 }
 
+/* Of rows at the cursor, or of a prompt. */
+static const int32_t *places_of(const struct session *s, const struct session_rows *r)
+{
+    return !s->pool ? NULL : r->pos == s->d->pos ? s->d->place : r->pos - pages_shift(s);
+}
+
 int session_run_target(struct session *s, const struct session_rows *r, enum session_fate fate, struct err *e)
 {
     const struct session_source *x = tapped_of(s);
@@ -428,6 +441,9 @@ int session_run_target(struct session *s, const struct session_rows *r, enum ses
     const struct pass p = {.w = &s->g->work,
                            .kv = s->kv,
                            .here = s->here,
+                           .places = places_of(s, r),
+                           .queries = s->watch,
+                           .n_queries = s->n_watch,
                            .delta = s->delta,
                            .pending = &s->d->pending,
                            .sparse = sparse ? s->sparse : NULL,
@@ -559,7 +575,7 @@ static int32_t next_pass(const struct session *s, int64_t end)
     if (stop > end) stop = end;
     tail = stop % chunk;
     if (tail <= SESSION_MAX_ROWS && stop - tail > pos) stop -= tail;
-    return session_sparse_pass(s, (int32_t)(stop - pos));
+    return stop - pos < pages_rows(s) ? session_sparse_pass(s, (int32_t)(stop - pos)) : pages_rows(s);
 }
 
 int session_prompt_check(int32_t ctx, int64_t n, struct err *e)
@@ -594,6 +610,7 @@ int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_ro
     s->anchored = false, s->logits_rows = 0;
     if (set_history(s, s->n_past, ids, (int32_t)n, e) || session_place(s, ids, 1, e)) goto out;
     for (int64_t done = 0; s->n_past < end;) {
+        if (pages_turn(s, ids[done], e)) goto out;
         int32_t pos = s->n_past, some = next_pass(s, end);
         const struct session_rows r = history_rows(s, pos, some);
         kn_bound(s->be, pos + some);
@@ -627,6 +644,10 @@ int session_forward(struct session *s, const int32_t *ids, int32_t n, struct err
     if (check_ids(s, ids, n, e)) return -1;
     if (session_turn(s, e) || session_catch_up(s, e)) return -1;
     s->anchored = false, s->logits_rows = 0;
+    if (pages_turn(s, ids[0], e)) return -1;
+    if (n > pages_rows(s))
+        return err_set(e, ERR_USAGE, "rows do not fit before the pool's next page (expected 1 to %d, got %d)",
+                       pages_rows(s), n);
     if (set_history(s, s->n_past, ids, n, e) || session_place(s, ids, n, e)) return -1;
     if (session_play(s, SESSION_FORWARD, n, e) || session_set_pending(s, 0, e)) return -1;
     s->logits_pos = s->n_past;

@@ -67,7 +67,9 @@ struct session_options {
     int32_t kv_host;      /* so many of the target's layers, the last that see everything and that no drafter
                              reads, have their keys and values in the host's memory; more: all of them. Nothing
                              depends on it but time. Where all memory is the host's it says nothing */
-    bool kv_convert;      /* a state of other types is brought into these, not refused */
+    int32_t pool;    /* positions of the target's that layers without a window keep in the device's memory:
+                        a multiple of POOL_PAGE (pages.h); 0: all */
+    bool kv_convert; /* a state of other types is brought into these, not refused */
     const struct session_synthetic *synthetic; /* NULL: proposals are compared */
     int32_t tree; /* proposals of a tree at most, that plans may have; 0: chains alone. Then the drafter
                      offers candidates for every place, and the slot has room for a tree's rows */
@@ -85,6 +87,7 @@ struct session_options {
  * operations with the same pointers are the next one too. */
 struct cursor {
     int32_t pos[SESSION_MAX_ROWS];   /* of the rows: n_past, n_past + 1, ... */
+    int32_t place[SESSION_MAX_ROWS]; /* and less the pool's shift */
     int32_t ids[SESSION_MAX_ROWS];   /* their tokens: the anchor, then what is tried */
     int32_t block[SESSION_MAX_ROWS]; /* what a drafter reads: the anchor, mask, mask, ... */
     int32_t first;                   /* first visible position of the context, for draft_window */
@@ -123,6 +126,7 @@ enum { SESSION_SOURCES = PLAN_SOURCES }; /* of an engine at most */
 struct session_source {
     struct source *of;   /* the engine's */
     int32_t block;       /* rows of its blocks */
+    int32_t n_top;       /* candidates a place, where there are trees; 0: it offers none */
     int32_t first_layer; /* of its caches, in a list of all sources' layers */
     void *context;       /* what it keeps of the stream */
     int64_t width;       /* values of a row that a pass leaves for it; 0: none */
@@ -151,7 +155,10 @@ struct session {
     bool tried;  /* the rows pending are of a pass that may have had more; else each was a final one */
     int32_t every;      /* of cycles of one row: recurrent state is written after so many, the rows before are
                            pending; 0: after each */
-    struct kn_kv *here; /* [n_layer] pass.here; NULL: no layer's keys and values are the host's */
+    struct pages *pool; /* pages.h; NULL: none */
+    float *watch;       /* device: pass.queries of the pass that is run; NULL: nobody wants them */
+    int64_t n_watch;
+    struct kn_kv *here;  /* [n_layer] pass.here; NULL: no layer's keys and values are the host's */
     uint64_t host_bytes; /* of the host's memory, for keys and values */
     int32_t *history;    /* host [positions]: ids of positions 0 .. n_past-1, then whatever is being tried */
     int32_t *d_history;  /* the same on the device */
@@ -175,9 +182,10 @@ struct session {
     struct kn_tree *tree;             /* device: of the cycle that runs */
     struct kn_kv *tail;               /* [target n_layer] keys and values of its rows */
     struct kn_settle *settle;         /* [target n_layer] a list: what becomes of those that stay */
-    int32_t n_top;                    /* candidates a place */
+    int32_t n_top;                    /* candidates a place at most */
     int32_t *top_ids;                 /* device [longest block - 1, n_top] what a source proposes from */
     float *top_values;                /* the same: logits */
+    float *top_scores;                /* [longest block - 1, n_top, n_top], where a source has edges; NULL */
     struct kn_candidates *candidates; /* shared [SESSION_RESULTS], of the offers */
     struct session_ranked *ranked;    /* host [SESSION_RESULTS] the same, as planners see them */
 

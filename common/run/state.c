@@ -281,6 +281,8 @@ int state_save(struct session *s, struct io_out *o, struct err *e)
     struct snap_writer w;
     struct state_meta m;
     uint8_t meta[STATE_META_MOST];
+    if (s->pool)
+        return err_set(e, ERR_USAGE, "a stream with a pool of %d positions cannot be saved", s->o.pool);
     if (session_settle_anchor(s, e)) return -1;
     if (s->n_past < 1 || s->logits_rows != 1 || s->logits_pos != s->n_past - 1)
         return err_set(e, ERR_USAGE,
@@ -499,6 +501,9 @@ static int load_drafter(struct state *st, struct session *s, const struct state_
 
 int state_restore(struct state *st, struct session *s, struct err *e)
 {
+    if (s->pool)
+        return err_set(e, ERR_USAGE, "%s: a state cannot go on with a pool of %d positions", st->name,
+                       s->o.pool);
     if (s->n_past)
         return err_set(e, ERR_USAGE, "%s: a state goes into a new session (expected position 0, got %d)",
                        st->name, s->n_past);
