@@ -57,8 +57,11 @@ static char *key_of(const json_t *j)
     json_t *k = json_object();
     for (size_t i = 0; i < sizeof same / sizeof *same; i++)
         if (json_object_get(j, same[i])) json_object_set(k, same[i], json_object_get(j, same[i]));
-    json_object_set_new(k, "target", json_string(report_axis(j, "target")));
-    json_object_set_new(k, "drafter", json_string(report_axis(j, "drafter")));
+    static const char *const model[] = {"target", "drafter"};
+    for (size_t i = 0; i < sizeof model / sizeof *model; i++) {
+        json_t *file = json_object_get(json_object_get(j, model[i]), "file");
+        if (file) json_object_set(k, model[i], file);
+    }
     char *text = json_dumps(k, JSON_COMPACT | JSON_SORT_KEYS);
     json_decref(k);
     return text;

@@ -10,27 +10,6 @@
 
 enum { MOST = 12 }; /* plots of one kind; what is left out is said */
 
-static bool is_cell(const json_t *j)
-{
-    return report_is(j, "cell");
-}
-
-static bool same(const json_t *a, const json_t *b, const char *const *axes)
-{
-    for (; *axes; axes++)
-        if (strcmp(report_axis(a, *axes), report_axis(b, *axes)) != 0) return false;
-    return true;
-}
-
-static bool first_of(const json_t *lines, size_t i, const char *const *axes)
-{
-    for (size_t k = 0; k < i; k++)
-        if (is_cell(json_array_get(lines, k)) &&
-            same(json_array_get(lines, k), json_array_get(lines, i), axes))
-            return false;
-    return true;
-}
-
 static double number(const json_t *j, const char *a, const char *b, const char *c)
 {
     j = json_object_get(json_object_get(j, a), b);
@@ -39,24 +18,19 @@ static double number(const json_t *j, const char *a, const char *b, const char *
 }
 
 /* "target-q8_0.gguf" is q8_0 where a matrix named it. */
-static const char *short_name(const json_t *j, const char *axis)
+static const char *short_name(const struct report_cell *c, enum axis a)
 {
-    const char *tag = json_string_value(json_object_get(json_object_get(j, "tags"), axis));
-    return tag && *tag ? tag : report_axis(j, axis);
+    const char *tag = json_string_value(json_object_get(json_object_get(c->j, "tags"), cells_axis(a)));
+    const char *s = tag && *tag ? tag : c->of[a];
+    return *s || a != AXIS_DRAFTER ? s : "look-ups";
 }
 
-static const char *drafter_name(const json_t *j)
-{
-    const char *s = short_name(j, "drafter");
-    return *s ? s : "look-ups";
-}
-
-/* What is added to a title: the setting and the plan, where they have names. */
-static void title_with(char *out, size_t n, const char *title, const json_t *j, const char *const *axes)
+/* What is added to a title: drafter, setting and plan of axes, where they have names. */
+static void title_with(char *out, size_t n, const char *title, const struct report_cell *c, unsigned axes)
 {
     int at = snprintf(out, n, "%s", title);
-    for (; *axes; axes++) {
-        const char *s = !strcmp(*axes, "drafter") ? drafter_name(j) : report_axis(j, *axes);
+    for (int a = 0; a < AXES; a++) {
+        const char *s = axes >> a & 1 ? short_name(c, (enum axis)a) : "";
         if (*s && at < (int)n) at += snprintf(out + at, n - (size_t)at, ", %s", s);
     }
 }
@@ -81,19 +55,19 @@ static void left_out(FILE *out, int n)
 /* ---- from cells ---- */
 
 /* Bars of a kind: of speed a group a target and a bar a drafter, of accepted length a group a class. */
-static void bars(const json_t *lines, bool speed, struct plot *p, FILE *out)
+static void bars(const struct report_cells *c, bool speed, struct plot *p, FILE *out)
 {
-    static const char *const axes[] = {"setting", "plan", NULL};
+    enum { PLOT = OF_SETTING | OF_PLAN };
     static int count[SVG_SERIES][SVG_PLACES];
     char title[400];
     int n = 0;
-    for (size_t i = 0; i < json_array_size(lines); i++) {
-        const json_t *j = json_array_get(lines, i);
+    for (size_t i = 0; i < c->n; i++) {
+        const struct report_cell *first = &c->v[i];
         bool any = false;
-        if (!is_cell(j) || !first_of(lines, i, axes)) continue;
+        if (!cells_first(c, i, PLOT, false)) continue;
         title_with(title, sizeof title,
-                   speed ? "Speed by quantisation and drafter" : "Accepted length by class of prompt", j,
-                   axes);
+                   speed ? "Speed by quantisation and drafter" : "Accepted length by class of prompt", first,
+                   PLOT);
         plot_init(p, title,
                   speed ? "means over the classes of prompts, lines from the slowest to the fastest"
                         : "means over the targets, lines from the shortest to the longest");
@@ -101,43 +75,42 @@ static void bars(const json_t *lines, bool speed, struct plot *p, FILE *out)
         memset(count, 0, sizeof count);
         if (speed) plot_series(p, "plain");
         p->colour = !speed; /* grey is plain in every plot */
-        for (size_t k = i; k < json_array_size(lines); k++) {
-            const json_t *x = json_array_get(lines, k);
-            if (!is_cell(x) || !same(x, j, axes)) continue;
-            const int place = plot_place(p, speed ? short_name(x, "target") : report_axis(x, "class"));
-            if (speed) more(p, 0, place, number(x, "plain", "decode_tokens_per_s", "median"), count);
-            const double v = speed ? number(x, "drafted", "decode_tokens_per_s", "median")
-                                   : number(x, "drafted", "tau", NULL);
+        for (size_t k = i; k < c->n; k++) {
+            const struct report_cell *x = &c->v[k];
+            if (!cells_alike(x, first, PLOT)) continue;
+            const int place = plot_place(p, speed ? short_name(x, AXIS_TARGET) : x->of[AXIS_CLASS]);
+            if (speed) more(p, 0, place, number(x->j, "plain", "decode_tokens_per_s", "median"), count);
+            const double v = speed ? number(x->j, "drafted", "decode_tokens_per_s", "median")
+                                   : number(x->j, "drafted", "tau", NULL);
             any |= speed || v == v;
-            if (v == v) more(p, plot_series(p, drafter_name(x)), place, v, count);
+            if (v == v) more(p, plot_series(p, short_name(x, AXIS_DRAFTER)), place, v, count);
         }
         if (any && n++ < MOST) plot_bars(out, p);
     }
     left_out(out, n);
 }
 
-static void slots(const json_t *lines, struct plot *p, FILE *out)
+static void slots(const struct report_cells *c, struct plot *p, FILE *out)
 {
-    static const char *const axes[] = {"drafter", "setting", "plan", NULL};
-    static const char *const curves[] = {"drafter", "setting", "plan", "class", NULL};
+    enum { PLOT = OF_DRAFTER | OF_SETTING | OF_PLAN };
     char title[400];
     int n = 0;
-    for (size_t i = 0; i < json_array_size(lines); i++) {
-        const json_t *j = json_array_get(lines, i);
-        if (!is_cell(j) || !json_object_get(j, "drafted") || !first_of(lines, i, axes)) continue;
-        title_with(title, sizeof title, "Proposals kept, by slot", j, axes);
+    for (size_t i = 0; i < c->n; i++) {
+        const struct report_cell *first = &c->v[i];
+        if (!first->kept || !cells_first(c, i, PLOT, true)) continue;
+        title_with(title, sizeof title, "Proposals kept, by slot", first, PLOT);
         plot_init(p, title, "share of the cycles that kept so many or more, over all targets");
         p->x = "slot";
         p->y = "share of cycles";
         p->y_most = 1;
         p->colour = 1;
-        for (size_t k = i; k < json_array_size(lines); k++) {
-            const json_t *x = json_array_get(lines, k);
-            if (!is_cell(x) || !same(x, j, axes)) continue;
-            const int had = p->n_series, s = plot_series(p, report_axis(x, "class"));
+        for (size_t k = i; k < c->n; k++) {
+            const struct report_cell *x = &c->v[k];
+            if (!x->kept || !cells_alike(x, first, PLOT)) continue;
+            const int had = p->n_series, s = plot_series(p, x->of[AXIS_CLASS]);
             if (s < had) continue; /* drawn already, or no room */
             for (int slot = 1; slot <= 16; slot++) {
-                const double v = report_kept(lines, x, curves, slot);
+                const double v = cells_kept(c, x, PLOT | OF_CLASS, slot);
                 if (!(v > 0) && slot > 1) break;
                 p->at[s][p->points[s]] = slot;
                 p->v[s][p->points[s]++] = v;
@@ -149,7 +122,7 @@ static void slots(const json_t *lines, struct plot *p, FILE *out)
 }
 
 /* Predicted and seen chances that a proposal equals the pick, by slot, of all cells of a drafter together. */
-static void calibration(const json_t *lines, struct plot *p, FILE *out)
+static void calibration(const struct report_cells *c, struct plot *p, FILE *out)
 {
     double labels[SVG_SERIES][SVG_PLACES] = {{0}};
     bool any = false;
@@ -160,12 +133,10 @@ static void calibration(const json_t *lines, struct plot *p, FILE *out)
     p->y_most = 1;
     p->diagonal = p->names = true;
     p->colour = 1;
-    for (size_t i = 0; i < json_array_size(lines); i++) {
-        const json_t *j = json_array_get(lines, i);
-        const json_t *by =
-            json_object_get(json_object_get(json_object_get(j, "drafted"), "plan"), "equality_by_slot");
-        if (!is_cell(j) || !json_array_size(by)) continue;
-        const int s = plot_series(p, drafter_name(j));
+    for (size_t i = 0; i < c->n; i++) {
+        const json_t *by = json_object_get(json_object_get(c->v[i].drafted, "plan"), "equality_by_slot");
+        if (!json_array_size(by)) continue;
+        const int s = plot_series(p, short_name(&c->v[i], AXIS_DRAFTER));
         for (size_t k = 0; s >= 0 && k < json_array_size(by); k++) {
             const json_t *e = json_array_get(by, k);
             const int slot = (int)json_integer_value(json_array_get(e, 0)) - 1;
@@ -198,20 +169,19 @@ static void by_rows(struct plot *p, int place, const json_t *list, const char *k
     }
 }
 
-static void cycles(const json_t *lines, struct plot *p, FILE *out)
+static void cycles(const struct report_cells *c, struct plot *p, FILE *out)
 {
     char name[400];
     int more_cells = 0;
     plot_init(p, "Cycles by plan", "shares of the cycles of each cell's last stream");
     plot_series(p, "plain");
-    for (size_t i = 0; i < json_array_size(lines); i++) {
-        const json_t *j = json_array_get(lines, i),
-                     *plan = json_object_get(json_object_get(j, "drafted"), "plan");
-        if (!is_cell(j) || !json_is_object(plan)) continue;
-        snprintf(name, sizeof name, "%s, %s, %s", short_name(j, "target"), drafter_name(j),
-                 json_string_value(json_object_get(j, "label"))
-                     ? json_string_value(json_object_get(j, "label"))
-                     : "");
+    for (size_t i = 0; i < c->n; i++) {
+        const struct report_cell *x = &c->v[i];
+        const json_t *plan = json_object_get(x->drafted, "plan");
+        const char *label = json_string_value(json_object_get(x->j, "label"));
+        if (!json_is_object(plan)) continue;
+        snprintf(name, sizeof name, "%s, %s, %s", short_name(x, AXIS_TARGET), short_name(x, AXIS_DRAFTER),
+                 label ? label : "");
         const int had = p->n_places, place = plot_place(p, name);
         if (place < had) {
             more_cells++;
@@ -295,15 +265,15 @@ static void rows(const json_t *lines, struct plot *p, FILE *out)
     left_out(out, n);
 }
 
-void charts_write(const json_t *lines, FILE *out)
+void charts_write(const json_t *lines, const struct report_cells *cells, FILE *out)
 {
     struct plot *p = mem_alloc(sizeof *p);
     if (!p) return; /* mem_failures tells */
-    bars(lines, true, p, out);
-    bars(lines, false, p, out);
-    slots(lines, p, out);
+    bars(cells, true, p, out);
+    bars(cells, false, p, out);
+    slots(cells, p, out);
     rows(lines, p, out);
-    calibration(lines, p, out);
-    cycles(lines, p, out);
+    calibration(cells, p, out);
+    cycles(cells, p, out);
     mem_free(p);
 }

@@ -160,8 +160,9 @@ static const char *const commands_set[] = {
     "-m",      "-d",     "-n",       "-o",      "-q",    "-v",           "--help",    "--version",
     "--force", "--runs", "--warmup", "--label", "--tag", "--ignore-eos", "--accept-", NULL};
 static const char *const plans_set[] = {
-    "--block",      "--width",       "--draft-", "--tree",        "--tree-seed",
-    "--plan-times", "--calibration", "--lookup", "--lookup-file", NULL};
+    "--block",      "--width",           "--draft-", "--tree",        "--tree-seed",
+    "--plan-times", "--calibration",     "--lookup", "--lookup-file", "--mtp",
+    "--mtp-block",  "--mtp-calibration", NULL};
 
 static bool one_of(const char *const *list, const char *word)
 {

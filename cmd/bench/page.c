@@ -230,7 +230,7 @@ void page_write(const struct page *p, FILE *out)
     put_streams(out, p->lines);
     if (*p->verdict) element(out, "<p>", p->verdict, "</p>\n");
     fputs("<div class=\"plots\">\n", out);
-    charts_write(p->lines, out);
+    charts_write(p->lines, p->cells, out);
     fputs("</div>\n", out);
     for (int i = 0; i < p->n_grid; i++) put_grid(out, &p->grid[i]);
     put_made(out, p->lines);

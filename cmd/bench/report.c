@@ -153,9 +153,15 @@ static int report(json_t *lines, const json_t *then, struct io_out *page_file)
     struct err e = {0};
     bool worse = false;
     const bool differ = report_streams_differ(lines);
-    const int n = report_tables(lines, then, (double)slack, g, &worse);
+    struct report_cells cells;
+    if (cells_read(&cells, lines)) {
+        err_set(&e, ERR_IO, "out of memory (cells)");
+        return cli_fail(&cli, &e);
+    }
+    const int n = report_tables(lines, &cells, then, (double)slack, g, &worse);
     const char *verdict = verdict_text(worse, differ);
     const struct page p = {.lines = lines,
+                           .cells = &cells,
                            .title = title ? title : "dflash-bench report",
                            .grid = g,
                            .n_grid = n,
@@ -167,6 +173,7 @@ static int report(json_t *lines, const json_t *then, struct io_out *page_file)
     if (!rc && *verdict) printf("\n%s\n", verdict);
     if (!rc && html && (write_page(&p, page_file, &e))) rc = -1;
     for (int i = 0; i < n; i++) grid_free(&g[i]);
+    cells_free(&cells);
     if (rc) return cli_fail(&cli, &e);
     if (*verdict && (worse || differ)) cli_warn(&cli, "%s", verdict);
     return worse || differ ? ERR_NEGATIVE : 0;

@@ -34,23 +34,47 @@ void grid_markdown(const struct grid *g, FILE *out);
 bool report_is(const json_t *line, const char *kind);
 /* Is there a place for lines of its kind? */
 bool report_knows(const json_t *line);
+/* cells.c: the cells of lines, with what they are of: by their files (target, drafter), by their tags (class,
+ * setting, plan; class else by the label). Texts live as long as the lines; numbers tell them apart. */
+enum axis { AXIS_TARGET, AXIS_DRAFTER, AXIS_CLASS, AXIS_SETTING, AXIS_PLAN, AXES };
+enum {
+    OF_TARGET = 1 << AXIS_TARGET,
+    OF_DRAFTER = 1 << AXIS_DRAFTER,
+    OF_CLASS = 1 << AXIS_CLASS,
+    OF_SETTING = 1 << AXIS_SETTING,
+    OF_PLAN = 1 << AXIS_PLAN
+};
+struct report_cell {
+    const json_t *j, *drafted, *kept; /* kept: accepted_histogram; NULL: there is none */
+    const char *of[AXES];             /* "": nothing is said */
+    int id[AXES];
+};
+struct report_cells {
+    struct report_cell *v;
+    size_t n;
+};
+int cells_read(struct report_cells *c, const json_t *lines); /* -1: memory */
+void cells_free(struct report_cells *c);
+const char *cells_axis(enum axis a);
+bool cells_alike(const struct report_cell *a, const struct report_cell *b, unsigned axes);
+/* Is none before cell i like it? with_kept: of those that have kept. */
+bool cells_first(const struct report_cells *c, size_t i, unsigned axes, bool with_kept);
+/* Of the cycles of the cells that are like one in axes: the share that kept so many proposals or more; NaN
+ * without cycles. */
+double cells_kept(const struct report_cells *c, const struct report_cell *like, unsigned axes, int proposals);
+
 /* The tables of lines in the order that they are shown in, at most most of them; how many. baseline: lines of
  * another time, or NULL; *worse: what baseline_compare says of it. */
 enum { REPORT_TABLES = 16 };
-int report_tables(const json_t *lines, const json_t *baseline, double slack, struct grid *g, bool *worse);
+int report_tables(const json_t *lines, const struct report_cells *cells, const json_t *baseline, double slack,
+                  struct grid *g, bool *worse);
 /* A plain stream and a drafted one that differ, in any line. */
 bool report_streams_differ(const json_t *lines);
 /* What cells were measured with, each once, a line each; mem_free it. "" without cells, NULL without memory.
  */
 char *report_made(const json_t *lines);
-/* Of the cycles of cells that are like cell in axes (NULL ends them): the share that kept so many proposals
- * or more; NaN without cycles. */
-double report_kept(const json_t *lines, const json_t *cell, const char *const *axes, int proposals);
 /* What the columns of cells are. */
 extern const char report_cells_legend[];
-/* What a cell is of: "class", "setting", "plan" of its tags (class: else its label), "target" and "drafter"
- * by their files. */
-const char *report_axis(const json_t *cell, const char *axis);
 
 /* baseline.c: true where a cell is slower than the baseline's by more than its noise (at least slack, a
  * share) or writes another stream, where one of the baseline's was not measured, or none is in both. */
@@ -62,6 +86,7 @@ double rank_test(const struct sample *a, const struct sample *b);
 /* page.c: one page, without the network. */
 struct page {
     const json_t *lines;
+    const struct report_cells *cells;
     const char *title;
     const struct grid *grid;
     int n_grid;
@@ -69,7 +94,7 @@ struct page {
 };
 void page_write(const struct page *p, FILE *out);
 /* charts.c: the plots of lines as figures of HTML. */
-void charts_write(const json_t *lines, FILE *out);
+void charts_write(const json_t *lines, const struct report_cells *cells, FILE *out);
 /* text as HTML has it. */
 void html_put(FILE *out, const char *text);
 

@@ -23,19 +23,6 @@ bool report_is(const json_t *j, const char *kind)
     return k && !strcmp(k, kind);
 }
 
-const char *report_axis(const json_t *j, const char *axis)
-{
-    const json_t *tag = json_object_get(json_object_get(j, "tags"), axis);
-    const char *s = NULL;
-    if (!strcmp(axis, "target") || !strcmp(axis, "drafter"))
-        s = json_string_value(json_object_get(json_object_get(j, axis), "file"));
-    else if (json_is_string(tag))
-        s = json_string_value(tag);
-    else if (!strcmp(axis, "class"))
-        s = json_string_value(json_object_get(j, "label"));
-    return s ? s : "";
-}
-
 static bool drafted(const json_t *j)
 {
     return json_object_get(j, "drafted") != NULL;
@@ -199,29 +186,6 @@ static bool one_kind(const json_t *lines, int t, struct grid *g)
 
 /* ---- cells together: by class, and by slot ---- */
 
-static bool same(const json_t *a, const json_t *b, const char *const *axes)
-{
-    for (; *axes; axes++)
-        if (strcmp(report_axis(a, *axes), report_axis(b, *axes)) != 0) return false;
-    return true;
-}
-
-static bool counts(const json_t *j)
-{
-    return report_is(j, "cell") && drafted(j) &&
-           json_is_array(json_object_get(json_object_get(j, "drafted"), "accepted_histogram"));
-}
-
-/* Is line i the first of its axes? */
-static bool first_of(const json_t *lines, size_t i, const char *const *axes)
-{
-    for (size_t k = 0; k < i; k++)
-        if (counts(json_array_get(lines, k)) &&
-            same(json_array_get(lines, k), json_array_get(lines, i), axes))
-            return false;
-    return true;
-}
-
 static const char *shown(const char *text)
 {
     static char out[4][512];
@@ -235,83 +199,68 @@ static const char *shown(const char *text)
 
 enum { MAX_CLASSES = 16, MAX_SLOTS = 16 };
 
-/* Accepted length: a row a target, drafter, setting and plan, a column a class. */
-static bool by_class(const json_t *lines, struct grid *g)
+static void axis_columns(struct grid *g, unsigned axes)
 {
-    static const char *const row[] = {"target", "drafter", "setting", "plan", NULL};
-    static const char *const of_class[] = {"class", NULL};
-    const json_t *class_of[MAX_CLASSES];
+    for (int a = 0; a < AXES; a++)
+        if (axes >> a & 1) grid_column(g, cells_axis((enum axis)a), false);
+}
+
+static void axis_cells(struct grid *g, const struct report_cell *x, unsigned axes)
+{
+    for (int a = 0; a < AXES; a++)
+        if (axes >> a & 1) grid_put(g, shown(x->of[a]));
+}
+
+/* Accepted length: a row a target, drafter, setting and plan, a column a class. */
+static bool by_class(const struct report_cells *c, struct grid *g)
+{
+    enum { ROW = OF_TARGET | OF_DRAFTER | OF_SETTING | OF_PLAN };
+    const struct report_cell *class_of[MAX_CLASSES];
     int n = 0;
-    for (size_t i = 0; i < json_array_size(lines) && n < MAX_CLASSES; i++)
-        if (counts(json_array_get(lines, i)) && first_of(lines, i, of_class))
-            class_of[n++] = json_array_get(lines, i);
+    for (size_t i = 0; i < c->n && n < MAX_CLASSES; i++)
+        if (c->v[i].kept && cells_first(c, i, OF_CLASS, true)) class_of[n++] = &c->v[i];
     if (n < 2) return false;
     grid_init(g, "Accepted length by class of prompt", "tau, tokens a cycle, by class of prompt.");
-    for (int a = 0; row[a]; a++) grid_column(g, row[a], false);
-    for (int c = 0; c < n; c++) grid_column(g, shown(report_axis(class_of[c], "class")), true);
-    for (size_t i = 0; i < json_array_size(lines); i++) {
-        const json_t *j = json_array_get(lines, i);
-        if (!counts(j) || !first_of(lines, i, row)) continue;
-        for (int a = 0; row[a]; a++) grid_put(g, shown(report_axis(j, row[a])));
-        for (int c = 0; c < n; c++) {
-            const json_t *found = NULL;
-            for (size_t k = 0; k < json_array_size(lines) && !found; k++) {
-                const json_t *x = json_array_get(lines, k);
-                if (counts(x) && same(x, j, row) && same(x, class_of[c], of_class)) found = x;
-            }
-            grid_put(g, found ? bench_number(found, "drafted", "tau", NULL, 2, 1) : "-");
+    axis_columns(g, ROW);
+    for (int k = 0; k < n; k++) grid_column(g, shown(class_of[k]->of[AXIS_CLASS]), true);
+    for (size_t i = 0; i < c->n; i++) {
+        if (!c->v[i].kept || !cells_first(c, i, ROW, true)) continue;
+        axis_cells(g, &c->v[i], ROW);
+        for (int k = 0; k < n; k++) {
+            const struct report_cell *found = NULL;
+            for (size_t x = i; x < c->n && !found; x++)
+                if (c->v[x].kept && cells_alike(&c->v[x], &c->v[i], ROW) &&
+                    cells_alike(&c->v[x], class_of[k], OF_CLASS))
+                    found = &c->v[x];
+            grid_put(g, found ? bench_number(found->j, "drafted", "tau", NULL, 2, 1) : "-");
         }
     }
     return true;
 }
 
-/* Of the cycles of lines that are like j in axes: the share that kept slots proposals or more; NaN: no
- * cycles. */
-double report_kept(const json_t *lines, const json_t *j, const char *const *axes, int slots)
-{
-    double all = 0, kept = 0;
-    for (size_t k = 0; k < json_array_size(lines); k++) {
-        const json_t *x = json_array_get(lines, k), *h;
-        if (!counts(x) || !same(x, j, axes)) continue;
-        h = json_object_get(json_object_get(x, "drafted"), "accepted_histogram");
-        for (size_t a = 0; a < json_array_size(h); a++) {
-            const double n = json_number_value(json_array_get(h, a));
-            all += n;
-            if ((int)a >= slots) kept += n;
-        }
-    }
-    return kept / all;
-}
-
 /* Acceptance by place in the block: a row a drafter, class, setting and plan, over all targets. */
-static bool by_slot(const json_t *lines, struct grid *g)
+static bool by_slot(const struct report_cells *c, struct grid *g)
 {
-    static const char *const row[] = {"drafter", "class", "setting", "plan", NULL};
+    enum { ROW = OF_DRAFTER | OF_CLASS | OF_SETTING | OF_PLAN };
     int slots = 0;
     char text[32];
-    for (size_t i = 0; i < json_array_size(lines); i++) {
-        const json_t *j = json_array_get(lines, i);
-        const int n =
-            counts(j)
-                ? (int)json_array_size(json_object_get(json_object_get(j, "drafted"), "accepted_histogram")) -
-                      1
-                : 0;
+    for (size_t i = 0; i < c->n; i++) {
+        const int n = (int)json_array_size(c->v[i].kept) - 1;
         if (n > slots) slots = n < MAX_SLOTS ? n : MAX_SLOTS;
     }
     if (!slots) return false;
     grid_init(g, "Proposals kept, by slot",
               "Share of the cycles that kept so many proposals or more, over all targets.");
-    for (int a = 0; row[a]; a++) grid_column(g, row[a], false);
+    axis_columns(g, ROW);
     for (int s = 1; s <= slots; s++) {
         snprintf(text, sizeof text, "%d", s);
         grid_column(g, text, true);
     }
-    for (size_t i = 0; i < json_array_size(lines); i++) {
-        const json_t *j = json_array_get(lines, i);
-        if (!counts(j) || !first_of(lines, i, row)) continue;
-        for (int a = 0; row[a]; a++) grid_put(g, shown(report_axis(j, row[a])));
+    for (size_t i = 0; i < c->n; i++) {
+        if (!c->v[i].kept || !cells_first(c, i, ROW, true)) continue;
+        axis_cells(g, &c->v[i], ROW);
         for (int s = 1; s <= slots; s++) {
-            const double share = report_kept(lines, j, row, s);
+            const double share = cells_kept(c, &c->v[i], ROW, s);
             snprintf(text, sizeof text, share == share ? "%.2f" : "-", share);
             grid_put(g, text);
         }
@@ -331,15 +280,16 @@ bool report_streams_differ(const json_t *lines)
     return false;
 }
 
-int report_tables(const json_t *lines, const json_t *baseline, double slack, struct grid *g, bool *worse)
+int report_tables(const json_t *lines, const struct report_cells *cells_of, const json_t *baseline,
+                  double slack, struct grid *g, bool *worse)
 {
     int n = 0;
     if (baseline) *worse = baseline_compare(lines, baseline, slack, &g[n++]);
     for (int t = 0; t < N_TABLE; t++) {
         n += one_kind(lines, t, &g[n]);
         if (t == 0) {
-            n += by_class(lines, &g[n]);
-            n += by_slot(lines, &g[n]);
+            n += by_class(cells_of, &g[n]);
+            n += by_slot(cells_of, &g[n]);
         }
     }
     return n;

@@ -193,16 +193,31 @@ static void reap_clients(struct server *sv)
     }
 }
 
+/* Who begins next: the first request of the client that began one the longest ago. So no client waits behind
+ * all that another has asked for. */
+static struct job *next_waiting(const struct server *sv)
+{
+    struct job *next = NULL;
+    uint64_t begun = 0;
+    for (struct job *j = sv->jobs; j; j = j->next) {
+        const uint64_t b = j->c ? j->c->begun : 0;
+        if (j->phase != JOB_WAITS || (next && b >= begun)) continue;
+        next = j;
+        begun = b;
+    }
+    return next;
+}
+
 static void start_jobs(struct server *sv)
 {
     for (struct job *j = sv->jobs, *next; j; j = next) {
         next = j->next;
         if (!j->end && j->deadline > 0 && cli_seconds() > j->deadline) j->end = "timeout";
-        if (j->phase != JOB_WAITS) continue;
-        if (j->end)
-            job_end(j, sv);
-        else if (sv->running < sv->set->serve.streams && !sv->waits)
-            job_begin(j, sv);
+        if (j->phase == JOB_WAITS && j->end) job_end(j, sv);
+    }
+    for (struct job *j; sv->running < sv->set->serve.streams && !sv->waits && (j = next_waiting(sv));) {
+        if (j->c) j->c->begun = ++sv->n_begun;
+        job_begin(j, sv); /* runs, or has failed and is gone */
     }
 }
 

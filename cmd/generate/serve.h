@@ -54,7 +54,7 @@ struct client {
     struct job *job;             /* of the first line; NULL: it has not begun */
     struct outbox reply, tokens; /* tokens.fd -1: there is no stream */
     struct session *kept;        /* the stream of its last job that ended */
-    uint64_t kept_when;
+    uint64_t kept_when, begun;   /* begun: when its last job did, counted in jobs */
 };
 
 enum job_form { JOB_STREAM, JOB_FILE, JOB_JSON }; /* where tokens go */
@@ -111,9 +111,10 @@ struct server {
     uint64_t slot_bytes, budget, clock; /* budget: of slots and kept beginnings together */
     struct client *clients;
     int64_t n_clients;
-    struct job *jobs;      /* in the order of being read; turns go round */
+    struct job *jobs;      /* in the order of being read; clients begin in turn, and turns go round */
     struct job *turn;      /* who had the last turn */
     int32_t running, open; /* jobs with a stream; streams, kept ones among them */
+    uint64_t n_begun;      /* jobs that had one */
     struct line_wait {     /* park and unpark wait until no job runs */
         struct line_wait *next;
         struct client *c;

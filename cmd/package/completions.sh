@@ -24,6 +24,7 @@ flags_of() { # PROGRAM VERB: of the help on stdin
         gsub(/\([^)]*\)/, "", text)
         gsub(/\[[^]]*\]/, "", text)
         gsub(/ or a [a-z]+: /, ", ", text)
+        sub(/;.*/, "", text)
         sub(/^.*: /, "", text)
         n = split(text, part, /, or |, | or /)
         for (i = 1; i <= n; i++) {

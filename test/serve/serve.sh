@@ -21,7 +21,7 @@ check() { # NAME COMMAND...
         failed=$((failed + 1))
         echo "FAIL serve/$name"
         tail -n 8 "$work/out" "$work/err" | sed 's/^/    /'
-        for p in "${servers[@]}"; do kill -9 "$p"; done 2>/dev/null
+        for s in "${servers[@]}"; do kill -9 "$s"; done 2>/dev/null
         rm -f s
     fi
     servers=()
@@ -302,6 +302,19 @@ stuck() {
 }
 check stuck stuck
 
+# a client that asks for much is not in front of all others: they begin in turn
+fair() {
+    begin --root . --streams 1
+    { for ((i = 0; i < 60; i++)); do echo '{"id":'$i',"file":"dense/a.tok","n":180,"cache":false}'; done; sleep 60; } | "$client" talk s >greedy.out &
+    local greedy=$!
+    until ask '{"op":"stats"}' | grep -q '"waiting":[1-9]'; do sleep 0.02; done
+    for i in 1 2; do ask '{"id":1,"file":"dense/d.tok","n":2}' '{"op":"stats"}' | grep -q '"done":true' || return 1; done
+    ask '{"op":"stats"}' | grep -q '"waiting":[3-5][0-9]' || { ask '{"op":"stats"}'; return 1; }
+    kill $greedy
+    ended TERM 143
+}
+check fair fair
+
 # clients that are killed, that do not read, that come while another process listens
 killed() {
     begin --root . --streams 2
@@ -311,6 +324,16 @@ killed() {
         sleep 0.$((i % 3 + 1))
         kill -9 $k
     done 2>/dev/null
+    # a hundred more, at any moment, while one looks at every reply that it gets
+    "$client" socket 9 $((lines / 7)) dense s >k.right 2>&1 &
+    local right=$!
+    for ((i = 0; i < 100; i++)); do
+        { printf '{"id":%d,"file":"dense/%s.tok","n":60,"text":true}\n' 1 a 2 b 3 c; sleep 1; } | "$client" talk s >k.n 2>&1 &
+        k=$!
+        sleep 0.0$((i * 7 % 10))
+        kill -9 $k
+    done 2>/dev/null
+    wait $right || { cat k.right; return 1; }
     ask '{"id":1,"file":"dense/a.tok","n":3}' | grep -q '"done":true,"stop":"length"' || return 1
     for _ in 1 2 3 4 5 6 7 8 9; do
         ask '{"op":"stats"}' | grep -q '"running":0,"waiting":0' && break
