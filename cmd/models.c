@@ -514,6 +514,12 @@ int models_open(struct models *m, const struct cli *c, struct err *e)
     if (check(m, e)) return -1;
     if (m->target->d->arch == DESC_GEMMA4 && kv_flags_coarse(&m->kv, m->target->d))
         cli_warn(c, "a Gemma's keys and values below q8_0: its text suffers far more than other models'");
+    if (m->pool)
+        cli_note(
+            c,
+            "a pool of %d positions: rows see no more of full layers, the output is another than that of "
+            "all",
+            m->pool);
     if (plan_first(m, c, e) || fill(m, c, e)) return -1;
     m->load_s = cli_seconds() - start;
     cli_detail(c, "%s, %s, %d threads: loaded in %.2f s", models_device(m), kn_backend_isa(m->be),
@@ -539,6 +545,7 @@ int models_kv(struct models *m, const struct state_info *info, struct session_op
     sparse_flags_resolve(&m->sparse, info, o);
     if (kv_flags_resolve(&m->kv, m->target->d, drafters, models_drafters(m, drafters), info, o, e)) return -1;
     o->kv_host = m->kv_host_layers;
+    o->pool = m->pool;
     return m->kv_host && m->planner ? memory_plan_kv_host(m->planner, o, true, e) : 0;
 }
 

@@ -25,6 +25,7 @@ struct models {
     int32_t experts_host;                     /* experts a layer that stay in the host's memory */
     const char *experts_counts;               /* the importance matrix that says which; NULL: none */
     bool kv_host;           /* as many layers' keys and values as do not fit, and at least */
+    int32_t pool;           /* positions that layers without a window keep; 0: all */
     int32_t kv_host_layers; /* so many, stay in the host's memory */
     struct drafter_flags draft;
     struct cli_list keys;       /* --override-kv */
@@ -99,6 +100,14 @@ struct models {
          "which: those that this importance matrix counts least (default: those with the highest ids)",      \
          0,                                                                                                  \
          0},                                                                                                 \
+        {"--pool",                                                                                           \
+         CLI_I32,                                                                                            \
+         &(m).pool,                                                                                          \
+         "TOKENS",                                                                                           \
+         "positions that layers without a window keep on the device, a multiple of 64 (default 0: all; "     \
+         "lossy)",                                                                                           \
+         0,                                                                                                  \
+         SESSION_MAX_CTX},                                                                                   \
         {"--kv-host",                                                                                        \
          CLI_FLAG,                                                                                           \
          &(m).kv_host,                                                                                       \

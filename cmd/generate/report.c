@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "../../common/run/engine.h"
+#include "../../common/run/pages.h"
 #include "../../common/run/source.h"
 #include "generate.h"
 #include "../../common/base/json.h"
@@ -151,6 +152,7 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "ctx", json_integer(s->o.ctx));
     json_object_set_new(j, "chunk", json_integer(s->o.chunk));
     add_cache_types(j, s);
+    json_object_set_new(j, "pool", json_integer(set->m.pool));
     json_object_set_new(j, "kv_host", json_boolean(set->m.kv_host));
     json_object_set_new(j, "kv_host_layers", json_integer(set->m.kv_host_layers));
     json_object_set_new(j, "experts_host", json_integer(set->m.experts_host));
@@ -251,6 +253,10 @@ int report_write(const struct settings *set, struct session *s, const struct res
     json_object_set_new(
         j, "host_bytes",
         json_integer((json_int_t)(s->host_bytes + (host ? model_host_bytes(set->m.target) : 0))));
+    const struct pages_stats pages = pages_stats(s);
+    json_object_set_new(j, "pool_turns", json_integer(pages.turns));
+    json_object_set_new(j, "pool_scored", json_integer(pages.scored));
+    json_object_set_new(j, "pool_pages_back", json_integer(pages.came));
     json_object_set_new(j, "prompt_tokens", json_integer(r->prompt_tokens));
     json_object_set_new(j, "prefilled_tokens", json_integer(r->prefilled));
     json_object_set_new(j, "generated_tokens", json_integer(st->generated));

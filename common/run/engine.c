@@ -98,9 +98,11 @@ static int check_options(struct session_options *o, int32_t most, int32_t usual,
         return err_set(e, ERR_USAGE, "layers in the host's memory out of range (expected 0 or more, got %d)",
                        o->kv_host);
     if (pages_check(o->pool, e)) return -1;
-    if (o->pool && (o->kv_host || o->tree))
+    if (o->pool && (o->kv_host || o->tree || o->sparse.on))
         return err_set(e, ERR_USAGE, "a pool of %d positions beside %s (expected one of them)", o->pool,
-                       o->tree ? "trees" : "keys and values in the host's memory");
+                       o->tree        ? "trees"
+                       : o->sparse.on ? "sparse prompts"
+                                      : "keys and values in the host's memory");
     if (o->tree < 0 || o->tree >= SESSION_MAX_ROWS)
         return err_set(e, ERR_USAGE, "tree out of range (expected 1 to %d proposals, got %d)",
                        SESSION_MAX_ROWS - 1, o->tree);
