@@ -238,7 +238,7 @@ static int run_task(enum needle_task task, bool *passed, struct err *e)
     int64_t bytes = 0;
     int rc = w && ids ? 0 : err_set(e, ERR_IO, "out of memory (prompts)");
     for (int i = 0; rc == 0 && i < WAYS; i++)
-        if (i != SPREAD || (o.m.sparse.alpha >= 0 && !turns)) rc = open_way(&w[i], turns, i, e);
+        if (i != SPREAD || (o.m.sparse.alpha > 0 && !turns)) rc = open_way(&w[i], turns, i, e);
     for (int32_t number = 0; rc == 0 && w[DENSE].cases < o.cases; number++) {
         if (turns) needle_make(&p, task, o.length, o.seed, number + 100000, other);
         needle_make(&p, task, o.length, o.seed, number, ids);

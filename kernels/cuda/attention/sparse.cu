@@ -37,7 +37,7 @@ static __global__ void make_means(const attn a, const kv_side k, const kv_side v
 /* ---- scores ---- */
 
 template <int D> struct scoring {
-    static constexpr int KEYS = D <= 256 ? 64 : 32, PITCH = D + 8, WARPS = 8;
+    static constexpr int KEYS = D <= 256 ? 64 : 16, PITCH = D + 8, WARPS = 8;
     static constexpr int QUERIES = 8 * (D / 16) * 512, UNITS = KN_SPARSE_BLOCK * 4, BOX = WARPS * KEYS * 4;
     static constexpr int BYTES = QUERIES + UNITS + 2 * BOX + KEYS * PITCH * 2;
 };

@@ -1,0 +1,28 @@
+# The needle suite on the model that is kept for it: dense prompts, and sparse ones of all blocks, find what they should; a coarse
+# cache loses; prompts that see their ends alone are found out; the same prompts from the same seed.
+dflash-convert -q "$SRC/data/needles" -o n.gguf --type bf16
+suite() { # a name, a status, flags
+    rc=0
+    dflash-bench needles -q -m n.gguf --length 1024 --cases 8 "${@:3}" >out || rc=$?
+    [ "$rc" = "$2" ] || echo "$1: status $rc, expected $2"
+    sed 's/.*"task":"\([a-z]*\)".*"passed":\([a-z]*\),"blind":\([a-z]*\).*/\1 \2 \3/' out | sort | uniq -c | while read -r _ task ok blind; do
+        echo "$1: $task passed $ok, blind $blind"
+    done
+}
+suite dense 0 --dense-least 0.85
+suite 'sparse 0' 0 --sparse 0 --sparse-dense 0 --tasks records,values
+suite 'sparse 1000' 1 --sparse 1000 --sparse-dense 0 --tasks records
+suite q8_0 0 --kv q8_0 --tasks records,keys,chains
+dflash-bench needles -q -m n.gguf --length 1024 --cases 4 --tasks keys --seed 7 >a
+dflash-bench needles -q -m n.gguf --length 1024 --cases 4 --tasks keys --seed 7 --chunk 128 --threads 1 >b
+cmp <(sed 's/"machine".*//' a) <(sed 's/"machine".*//' b) && echo 'the same twice, in other pieces'
+says() { # status, what stderr holds, flags
+    rc=0
+    dflash-bench needles "${@:3}" >out 2>err || rc=$?
+    [ "$rc" = "$1" ] && [ ! -s out ] && grep -q -e "$2" err || echo "$*: status $rc: $(cat err)"
+}
+says 3 'not the suite.s model (expected 512 ids' -m "$DATA/target-bf16.gguf"
+says 2 '--length: expected a multiple of 128, got 1100' -m n.gguf --length 1100
+says 2 '--tasks: expected records, keys, last, values, chains, copies or turns, got .key.' -m n.gguf --tasks records,key
+says 2 '--chunk: expected a multiple of 128' -m n.gguf --chunk 100
+says 2 '-d: prompts are not drafted' -m n.gguf -d n.gguf
