@@ -233,7 +233,7 @@ $(BUILD)/test/offers: test/reference/offers.c $(LIB)
 DENSE := $(BUILD)/pair
 HYBRID := $(BUILD)/pair-hybrid
 # Every matrix in one of these; as recipes of dflash-quantize they are mixes.
-LOW := iq4_nl iq4_xs q3_k q2_k
+LOW := iq4_nl iq4_xs q3_k q2_k iq3_s iq2_xxs mxfp4
 RELATIVES := dflash2 dspark domino block
 define pair_rules
 $(BUILD)/$1/target-%.gguf: data/$1/target/model.safetensors $(BIN)/dflash-convert

@@ -14,21 +14,24 @@
 #include "sparse_flags.h"
 #include "../common/run/engine.h"
 #include "../common/run/memory_plan.h"
+#include "../common/run/source.h"
 
 struct models {
     const char *target_path, *drafter_path; /* drafter_path may be NULL */
     const char *device, *isa, *kernels;     /* NULL: the default */
     struct kv_flags kv;
     struct sparse_flags sparse;
-    int32_t threads, draft_causal;
-    int32_t experts_host;       /* experts a layer that stay in the host's memory */
-    const char *experts_counts; /* the importance matrix that says which; NULL: none */
-    bool kv_host;               /* as many layers' keys and values as do not fit, and at least */
-    int32_t kv_host_layers;     /* so many, stay in the host's memory */
+    int32_t threads, draft_causal, mtp_block; /* mtp_block: 0: as usual */
+    int32_t experts_host;                     /* experts a layer that stay in the host's memory */
+    const char *experts_counts;               /* the importance matrix that says which; NULL: none */
+    bool kv_host;           /* as many layers' keys and values as do not fit, and at least */
+    int32_t pool;           /* positions that layers without a window keep; 0: all */
+    int32_t kv_host_layers; /* so many, stay in the host's memory */
     struct drafter_flags draft;
     struct cli_list keys;       /* --override-kv */
     struct gguf_override *over; /* [keys.n] as models_check_flags read them, until the program ends */
     bool check_layers;
+    const char *mtp; /* NULL, or the file of an MTP block beside the drafter */
     /* What the flags say of the session to come, before the models are opened: for the plan of the device's
      * memory. ctx: positions it will have at least. */
     struct session_options known;
@@ -37,9 +40,10 @@ struct models {
     int (*check)(void *ctx, struct err *e);
     void *check_ctx;
     struct kn_backend *be;
-    struct model *target, *drafter;
-    struct memory_planner *planner; /* NULL where nothing is planned */
-    uint8_t identity[2][16];        /* of target and drafter, when they were parked */
+    struct model *target, *drafter, *beside; /* beside: NULL without mtp */
+    struct source sources[PLAN_SOURCES];     /* of these: models_sources */
+    struct memory_planner *planner;          /* NULL where nothing is planned */
+    uint8_t identity[3][16]; /* of target, drafter and the one beside it, when they were parked */
     double load_s;
 };
 #define MODELS_INIT                                                                                          \
@@ -96,6 +100,14 @@ struct models {
          "which: those that this importance matrix counts least (default: those with the highest ids)",      \
          0,                                                                                                  \
          0},                                                                                                 \
+        {"--pool",                                                                                           \
+         CLI_I32,                                                                                            \
+         &(m).pool,                                                                                          \
+         "TOKENS",                                                                                           \
+         "positions that layers without a window keep on the device, a multiple of 64 (default 0: all; "     \
+         "lossy)",                                                                                           \
+         0,                                                                                                  \
+         SESSION_MAX_CTX},                                                                                   \
         {"--kv-host",                                                                                        \
          CLI_FLAG,                                                                                           \
          &(m).kv_host,                                                                                       \
@@ -112,6 +124,18 @@ struct models {
         "--check-layers", CLI_FLAG, &(m).check_layers, NULL,                                                 \
             "name the first layer that leaves a NaN or Inf (slow)", 0, 0                                     \
     }
+#define MODELS_MTP_FLAGS(m)                                                                                  \
+    {"--mtp",                                                                                                \
+     CLI_STR,                                                                                                \
+     &(m).mtp,                                                                                               \
+     "FILE",                                                                                                 \
+     "an MTP block beside -d DRAFTER (a GGUF file, or target): plans choose who proposes",                   \
+     0,                                                                                                      \
+     0},                                                                                                     \
+    {                                                                                                        \
+        "--mtp-block", CLI_I32, &(m).mtp_block, "B", "rows of its block (default 4: 3 proposals)", 2,        \
+            SESSION_MAX_ROWS                                                                                 \
+    }
 #define MODELS_FLAGS(m)                                                                                      \
     {"-m", CLI_STR, &(m).target_path, "TARGET", "target model, a GGUF file", 0, 0},                          \
         {"-d", CLI_STR, &(m).drafter_path, "DRAFTER", "drafter for it, a GGUF file, or target", 0, 0},       \
@@ -123,7 +147,7 @@ struct models {
          "drafter layers see ahead in the block (0) or not (1)",                                             \
          0,                                                                                                  \
          1},                                                                                                 \
-        KV_DRAFT_FLAG((m).kv), DRAFTER_FLAGS((m).draft, "--draft-", "--draft-dialect"),                      \
+        MODELS_MTP_FLAGS(m), KV_DRAFT_FLAG((m).kv), DRAFTER_FLAGS((m).draft, "--draft-", "--draft-dialect"), \
         MODELS_HOST_FLAGS(m), MODELS_CHECK_FLAG(m)
 
 /* Usage errors of these flags that need no file: for programs that read something else before models_open,
@@ -134,7 +158,14 @@ void models_check_flags(struct models *m, const struct cli *c);
  * to each other, known and check are looked at, and ERR_DEVICE is returned where the device's memory cannot
  * hold it. */
 int models_open(struct models *m, const struct cli *c, struct err *e);
-/* session_new over the models; ERR_DEVICE where it does not fit the device's memory, saying what would. */
+/* What proposes: the drafter, and beside it an MTP block; NULL: nothing. It is m's. */
+struct source *models_sources(struct models *m);
+/* The descriptions of the same; returns how many. */
+int32_t models_drafters(const struct models *m, const struct desc *list[PLAN_SOURCES]);
+/* Refuse --mtp, for what: a program or flag that has no use for a second drafter. */
+void models_no_mtp(const struct models *m, const struct cli *c, const char *what);
+/* A session over the models and an engine of its own; ERR_DEVICE where it does not fit the device's memory,
+ * saying what would. */
 int models_session(struct models *m, const struct cli *c, const struct session_options *o, struct session **s,
                    struct err *e);
 /* engine_open over them, with that source (NULL: none); the same refusal, for so many streams. */

@@ -16,7 +16,7 @@
  * random (with look-ups), stopped half way, saved, and gone on with from the state; one as the case says.
  * --device cuda: the same there. Instruction sets and threads are no axes then, and the chunk of the prompt
  * is part of a stream's identity: passes of more than 64 rows may round otherwise, alike in both modes.
- * --types LIST: only these types of target, joined by commas; iq4_nl, iq4_xs, q3_k, q2_k and wide (heads of
+ * --types LIST: only these types of target, joined by commas; those from iq4_nl on and wide (heads of
  * 128, test/make_wide.c) are run only so. --kv: caches of every type with every other instead (for wide).
  * --kv-host: of most drafted cases one layer's keys and values, or all, are in the host's memory, of no plain
  * one's.
@@ -63,9 +63,9 @@ enum axis {
 /* 255..257: the drafter's window; 767..769 and 2304: its ring at the default chunk, and three times it. The
  * first eight are those of the pairwise set. */
 static const int prompt_len[] = {1, 40, 255, 256, 257, 767, 768, 769, 511, 512, 513, 2304};
-#define TYPES 15 /* the last five only where --types names them */
+#define TYPES 20 /* the last ten only where --types names them */
 static const char *target_type[TYPES] = {"bf16", "f32",  "f16",    "q8_0",   "q4_k_m", "q4_0", "q5_0", "q4_k",
-                                         "q5_k", "q6_k", "iq4_nl", "iq4_xs", "q3_k",   "q2_k", "wide"};
+                                         "q5_k", "q6_k", "iq4_nl", "iq4_xs", "q3_k",   "q2_k", "iq3_s", "iq3_xxs", "iq2_s", "iq2_xxs", "mxfp4", "wide"};
 static const char *const drafter_type[] = {"bf16",          "q8_0",           "q4_k_m",
                                            "dflash2-bf16",  "dflash2-q4_k_m", "dspark-bf16",
                                            "dspark-q4_k_m", "domino-bf16",    "domino-q4_k_m"};

@@ -21,8 +21,10 @@ int bench_rows(int argc, char **argv);
 int bench_calibrate(int argc, char **argv);
 int bench_ops(int argc, char **argv);
 int bench_matrix(int argc, char **argv);
+int bench_work(int argc, char **argv);
 int bench_compare(int argc, char **argv);
 int bench_report(int argc, char **argv);
+int bench_needles(int argc, char **argv);
 
 /* stats.c - measurements of one thing, in the order they were made */
 #define BENCH_MAX_RUNS 1000

@@ -187,7 +187,7 @@ static int write_position(struct learnt *l, int32_t equal, const float *logp, in
 
 static int learn(struct learnt *l, const struct gathered *g, struct err *e)
 {
-    const int32_t bucket = calibration_bucket((double)o.sampling.sampler.temp, o.draft_greedy);
+    const int32_t bucket = calibration_bucket(1, (double)o.sampling.sampler.temp, o.draft_greedy);
     int64_t at = 0; /* of the usable ones, which alone have proposals */
     for (int64_t i = 0; i < g->n_drafts; i++) {
         const int32_t *ids = g->ids + at * g->slots;
@@ -278,6 +278,7 @@ int bench_calibrate(int argc, char **argv)
     const struct cli_output out[] = {{"-o", out_path ? out_path : "-"}, {"--trace", o.trace}};
     cli_distinct_outputs(&cli, out, 2);
     models_check_flags(&o.m, &cli);
+    models_no_mtp(&o.m, &cli, "calibrate");
     sampling_flags_check(&o.sampling, &cli);
     cli_one_stdin(&cli, cli.args, cli.n_args);
     if (bench_redirect(&file, out_path, force, &o.m, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 #include "../../common/base/io.h"
 #include "../../common/base/json.h"
@@ -59,11 +60,15 @@ json_t *bench_machine(const struct models *m)
     char cpu[256];
     bool changed;
     const char *commit = cli_commit(&changed);
+    char date[32] = "";
+    const time_t now = time(NULL);
+    struct tm tm;
+    if (gmtime_r(&now, &tm)) strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &tm);
     processor_name(cpu, sizeof cpu);
-    return json_pack("{s:s,s:s,s:s,s:i,s:s,s:s,s:s?,s:o}", "device", models_device(m), "kernels",
+    return json_pack("{s:s,s:s,s:s,s:i,s:s,s:s,s:s?,s:o,s:s}", "device", models_device(m), "kernels",
                      m->kernels ? m->kernels : "auto", "isa", kn_backend_isa(m->be), "threads",
                      kn_backend_threads(m->be), "processor", cpu, "version", DFLASH_VERSION, "commit", commit,
-                     "changed", commit ? json_boolean(changed) : json_null());
+                     "changed", commit ? json_boolean(changed) : json_null(), "date", date);
 }
 
 json_t *bench_model_json(const char *path, const struct model *m)
@@ -106,10 +111,11 @@ int bench_read_tokens(const char *path, int32_t **ids, size_t *n, struct err *e)
 int bench_redirect(struct redirect *r, const char *path, bool force, const struct models *m,
                    const char *const *more, int n, struct err *e)
 {
-    const char *inputs[4096 + 2];
+    const char *inputs[4096 + 3];
     int count = 0;
     if (m->target_path) inputs[count++] = m->target_path;
     if (m->drafter_path) inputs[count++] = m->drafter_path;
+    if (m->mtp) inputs[count++] = m->mtp;
     for (int i = 0; i < n && i < 4096; i++) inputs[count++] = more[i];
     return redirect_open(r, path, force, inputs, count, e);
 }

@@ -242,6 +242,7 @@ int bench_ops(int argc, char **argv)
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
     if (o.m.check_layers)
         cli_usage_error(&cli, "--check-layers waits after every layer: nothing could be timed");
+    models_no_mtp(&o.m, &cli, "ops");
     bench_check_ctx(&cli, o.ctx, o.context);
     if (bench_redirect(&file, out_path, force, &o.m, NULL, 0, &e)) return cli_fail(&cli, &e);
     int rc = bench_int_list("--rows", o.rows, rows, MAX_SIZES, &n, 1, SESSION_MAX_ROWS, &e) ||

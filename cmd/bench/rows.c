@@ -60,7 +60,7 @@ static struct cli cli = {
     .flags = flags,
 };
 
-struct plan {
+struct sizes {
     int32_t rows[MAX_SIZES], prompts[2 * MAX_SIZES]; /* of passes; of prompts: those of --rows first */
     int n_rows, n_prompts, n_long;                   /* n_long: of --rows */
     struct sample empty_s[MAX_SIZES];                /* of row_s's passes behind one position */
@@ -81,7 +81,7 @@ struct plan {
     int32_t *ids;  /* any ids: [longest] */
 };
 
-static int longest(const struct plan *p)
+static int longest(const struct sizes *p)
 {
     int n = o.context;
     for (int i = 0; i < p->n_prompts; i++)
@@ -93,11 +93,11 @@ static int new_session(struct session **s, int32_t ctx, bool drafter, struct err
 {
     struct session_options so = {.ctx = ctx + SESSION_MAX_ROWS, .check_layers = o.m.check_layers};
     if (models_kv(&o.m, NULL, &so, e)) return -1;
-    return session_new(s, o.m.target, drafter ? o.m.drafter : NULL, &so, e);
+    return session_over(s, o.m.target, drafter ? models_sources(&o.m) : NULL, &so, e);
 }
 
 /* empty: behind one position. */
-static int measure_rows(struct session *s, struct plan *p, bool empty, struct err *e)
+static int measure_rows(struct session *s, struct sizes *p, bool empty, struct err *e)
 {
     static const struct kn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
     int32_t picks[SESSION_MAX_ROWS];
@@ -138,7 +138,7 @@ static double cache_bytes(const struct session *s, bool host)
     return sum;
 }
 
-static int measure_prompts(struct plan *p, struct err *e)
+static int measure_prompts(struct sizes *p, struct err *e)
 {
     for (int i = 0; i < p->n_prompts; i++) {
         struct session *s;
@@ -155,7 +155,7 @@ static int measure_prompts(struct plan *p, struct err *e)
 /* Of the row counts measured, that whose verify pays from the fewest tokens a cycle on: as many as a draft
  * and the verify take plain steps; rows 0 where every count wants more tokens than it can keep. NULL where
  * one row was not measured, or nothing else. */
-static json_t *pays_from(const struct plan *p, double draft, double one)
+static json_t *pays_from(const struct sizes *p, double draft, double one)
 {
     double best = NAN;
     int32_t rows = 0;
@@ -181,7 +181,7 @@ static double peer_of(const struct peer *t, int32_t rows)
 }
 
 /* What lies in the host's memory is read over the link, once a pass. */
-static void put_host(json_t *j, const struct plan *p, double host)
+static void put_host(json_t *j, const struct sizes *p, double host)
 {
     json_object_set_new(j, "host_bytes", json_integer((json_int_t)host));
     json_object_set_new(j, "link_bytes_per_s", json_finite(p->link));
@@ -189,7 +189,7 @@ static void put_host(json_t *j, const struct plan *p, double host)
 }
 
 /* empty: NULL, or the same behind one position. host: bytes of experts in the host's memory. */
-static int emit_rows(struct plan *p, int32_t rows, bool prompt, const struct sample *t,
+static int emit_rows(struct sizes *p, int32_t rows, bool prompt, const struct sample *t,
                      const struct sample *empty, double bytes, double host, double experts, double one,
                      struct err *e)
 {
@@ -223,7 +223,7 @@ static int emit_rows(struct plan *p, int32_t rows, bool prompt, const struct sam
     return bench_emit(j, e);
 }
 
-static int emit(struct plan *p, struct err *e)
+static int emit(struct sizes *p, struct err *e)
 {
     const struct model *t = o.m.target;
     double one = p->rows[0] == 1 ? sample_quantile(&p->row_s[0], 0.5) : NAN;
@@ -273,7 +273,7 @@ static int emit(struct plan *p, struct err *e)
 }
 
 /* The numbers in the matrices that a row is multiplied with, of experts those used; what all bytes are. */
-static double count_numbers(struct plan *p)
+static double count_numbers(struct sizes *p)
 {
     const struct desc *d = o.m.target->d;
     const struct gguf *f = o.m.target->file;
@@ -295,7 +295,7 @@ static double count_numbers(struct plan *p)
 }
 
 /* What prompts read at least: of experts those that each of their passes meets. all: every weight's bytes. */
-static int count_long(struct plan *p, struct experts_met *met, double all, struct err *e)
+static int count_long(struct sizes *p, struct experts_met *met, double all, struct err *e)
 {
     for (int i = 0; i < p->n_long; i++) {
         struct session *s = NULL;
@@ -312,7 +312,7 @@ static int count_long(struct plan *p, struct experts_met *met, double all, struc
 }
 
 /* What passes of these rows at this context read. */
-static int count_bytes(struct plan *p, struct err *e)
+static int count_bytes(struct sizes *p, struct err *e)
 {
     struct experts_met met;
     struct session *s = NULL;
@@ -338,7 +338,7 @@ static int count_bytes(struct plan *p, struct err *e)
 }
 
 /* The parts of cycles, which cost more than passes do: acceptance, and the drafter's context. */
-static int write_plan_times(struct session *s, const struct plan *p, struct err *e)
+static int write_plan_times(struct session *s, const struct sizes *p, struct err *e)
 {
     const int32_t block = desc_cycle_rows(o.m.drafter->d);
     struct plan_times *times = mem_calloc(1, sizeof *times);
@@ -365,7 +365,7 @@ static int write_plan_times(struct session *s, const struct plan *p, struct err 
     return rc;
 }
 
-static int measure(struct plan *p, struct err *e)
+static int measure(struct sizes *p, struct err *e)
 {
     struct session *s = NULL, *empty = NULL; /* empty: behind one position */
     int n = longest(p), threads = bench_threads(&o.m), rc = -1;
@@ -449,7 +449,7 @@ static int read_peer(struct peer *t, const char *path, struct err *e)
 }
 
 /* --rows: those of a pass, and above them prompts. */
-static int split_rows(struct plan *p, struct err *e)
+static int split_rows(struct sizes *p, struct err *e)
 {
     int32_t all[MAX_SIZES];
     int n;
@@ -469,7 +469,7 @@ static int split_rows(struct plan *p, struct err *e)
 }
 
 /* What is refused before models are read. */
-static int check(struct plan *p, struct err *e)
+static int check(struct sizes *p, struct err *e)
 {
     int missing = 0;
     if (split_rows(p, e) || (o.peer && read_peer(&p->peer, o.peer, e)) ||
@@ -497,9 +497,10 @@ int bench_rows(int argc, char **argv)
     cli_distinct_outputs(&cli, out, 3);
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
     if (o.plan_times && !o.m.drafter_path) cli_usage_error(&cli, "--plan-times needs a drafter (-d DRAFTER)");
+    if (!o.plan_times) models_no_mtp(&o.m, &cli, "rows without --plan-times");
     bench_check_ctx(&cli, o.ctx, o.context);
     if (bench_redirect(&file, out_path, force, &o.m, &o.peer, o.peer != NULL, &e)) return cli_fail(&cli, &e);
-    struct plan *p = mem_calloc(1, sizeof *p);
+    struct sizes *p = mem_calloc(1, sizeof *p);
     int rc = !p ? err_set(&e, ERR_IO, "out of memory (samples)")
                 : check(p, &e) ||
                       (o.m.known.ctx = o.ctx ? o.ctx : longest(p) + SESSION_MAX_ROWS,

@@ -167,7 +167,7 @@ static int check_imatrix(const struct imatrix *im, struct err *e)
 static int check_inputs(struct prompt *p, struct err *e)
 {
     const int64_t all = (int64_t)p->info.n_tokens + (int64_t)p->n;
-    const struct desc *d = m.drafter ? m.drafter->d : NULL;
+    const struct desc *drafters[PLAN_SOURCES], *d = m.drafter ? m.drafter->d : NULL;
     p->o.ctx = ctx_size ? ctx_size : (int32_t)(all < SESSION_MAX_CTX ? all : SESSION_MAX_CTX);
     p->o.chunk = chunk ? chunk : p->info.chunk;
     if (models_check_ids(&m, "stdin", p->ids, p->n, e) || session_prompt_check(p->o.ctx, all, e)) return -1;
@@ -175,7 +175,10 @@ static int check_inputs(struct prompt *p, struct err *e)
     models_check_length(&m, &cli, all);
     if (models_kv(&m, p->state ? &p->info : NULL, &p->o, e)) return -1;
     if (!p->state) return 0;
-    return session_options_check(&p->o, d, e) || state_check(p->state, m.target->d, d, &p->o, e) ? -1 : 0;
+    return session_options_check(&p->o, d, e) ||
+                   state_check(p->state, m.target->d, drafters, models_drafters(&m, drafters), &p->o, e)
+               ? -1
+               : 0;
 }
 
 /* What the target's description says against all of it; m.check. */
@@ -272,8 +275,8 @@ static void note_imatrix(const struct imatrix *im)
 static int run(struct err *e)
 {
     /* A state may take the place of the one that it goes on from, which is the last of the inputs. */
-    const char *inputs[] = {m.target_path, m.drafter_path ? m.drafter_path : m.target_path, "-",
-                            state_path ? state_path : "-"};
+    const char *inputs[] = {m.target_path, m.drafter_path ? m.drafter_path : m.target_path,
+                            m.mtp ? m.mtp : "-", state_path ? state_path : "-"};
     const bool over = state_path && out_path && cli_same_file(out_path, state_path);
     struct io_out out = {.fd = -1}, logits = {.fd = -1}, importance = {.fd = -1};
     struct planes planes = {.out = {.fd = -1}};
@@ -319,7 +322,7 @@ static int run(struct err *e)
     perplexity_begin(&ppl, r.n_vocab, false);
     ppl.threads = m.threads;
     if (nll.wanted && p.state && take_state_row(s, &r, e)) goto done;
-    if (p.info.has_drafter && state && !m.drafter_path)
+    if (p.info.n_drafters && state && !m.drafter_path)
         cli_warn(
             &cli,
             "the state will hold no context for a drafter, %s does: this run has none (-d DRAFTER keeps it)",

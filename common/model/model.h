@@ -151,9 +151,9 @@ struct work {
 /* Values of work.mixed. */
 int64_t work_mixed(const struct desc *d);
 /* Take what the models need for passes of up to rows rows, and the backend's scratch; *bytes is added to.
- * drafter may be NULL. On failure (ERR_IO, ERR_DEVICE) what was taken is given back by work_free. */
-int work_new(struct work *w, const struct model *target, const struct model *drafter, int32_t rows,
-             uint64_t *bytes, struct err *e);
+ * drafters: n of them. On failure (ERR_IO, ERR_DEVICE) what was taken is given back by work_free. */
+int work_new(struct work *w, const struct model *target, const struct model *const *drafters, int32_t n,
+             int32_t rows, uint64_t *bytes, struct err *e);
 void work_free(struct work *w, struct kn_backend *be);
 
 /* Who wants to see the residual stream. A plane is what a layer leaves: 0 the embeddings (scaled), i the rows
@@ -169,7 +169,11 @@ struct hidden {
 /* The rows of one pass: n tokens at n consecutive positions, or of a tree, and what they read and leave. */
 struct pass {
     struct work *w;
-    const struct kn_kv *kv;   /* [n_layer]; all zero for recurrent layers */
+    const struct kn_kv *kv; /* [n_layer]; all zero for recurrent layers */
+    const int32_t *places;  /* [n] device: where the rows stand in caches without a window; NULL: at pos */
+    float *queries; /* NULL, or of a pass of one row: the queries of every layer with attention, as they
+                       meet its keys, [n_layer, n_queries] */
+    int64_t n_queries;
     const struct kn_kv *here; /* [n_layer] where kv's keys and values lie in the host's memory: the same cache
                                  in the device's, all layers' in one place; k NULL: the layer's do not. NULL:
                                  none does */
@@ -226,6 +230,7 @@ struct pass_heads {
     struct kn_rope_store rope;
     struct kn_attention attention;
     const struct kn_kv *here; /* NULL, or pass.here of the layer */
+    float *queries;           /* NULL, or its place in pass.queries */
 };
 struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_t i);
 /* rope_store and attention. Returns what the operation that failed returned. */

@@ -89,6 +89,7 @@ struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_
     const struct model_layer *y = &m->layer[i];
     const struct desc_rope *r = &d->rope[l->rope];
     struct work *w = p->w;
+    const int32_t *pos = p->places && !l->window ? p->places : p->pos;
     return (struct pass_heads){
         .rope = {.q = w->q,
                  .k = w->k,
@@ -96,7 +97,7 @@ struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_
                  .q_norm = y->q_norm,
                  .k_norm = y->k_norm,
                  .table = w->rope[l->rope],
-                 .pos = p->tree ? p->rows : p->pos,
+                 .pos = p->tree ? p->rows : pos,
                  .n = p->n,
                  .n_head = l->n_head,
                  .n_rot = r->n_rot,
@@ -117,7 +118,8 @@ struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_
                       .tail = p->tree ? &p->tail[i] : NULL,
                       .sparse = p->sparse && p->sparse[i].mean.k ? &p->sparse[i] : NULL,
                       .then = &y->wo},
-        .here = p->here && p->here[i].k ? &p->here[i] : NULL};
+        .here = p->here && p->here[i].k ? &p->here[i] : NULL,
+        .queries = p->queries ? p->queries + i * p->n_queries : NULL};
 }
 
 /* Of keys and values in the host's memory: what is there comes, and what is new goes. */
@@ -138,8 +140,11 @@ int pass_attend(const struct model *m, const struct pass_heads *h)
 {
     const struct kn_ops *op = kn_op(m->be);
     if (h->here) return attend_host(m, h);
-    if (op->attend && !h->attention.tree) return op->attend(m->be, &h->rope, &h->attention);
+    if (op->attend && !h->attention.tree && !h->queries) return op->attend(m->be, &h->rope, &h->attention);
     int rc = op->rope_store(m->be, &h->rope);
+    if (rc == 0 && h->queries)
+        rc = op->copy(m->be, h->queries, h->rope.q,
+                      (size_t)h->rope.n_head * (size_t)h->attention.kv->head_dim * sizeof *h->queries);
     return rc ? rc : op->attention(m->be, &h->attention);
 }
 

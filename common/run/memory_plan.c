@@ -23,7 +23,7 @@ struct counter {
 struct memory_planner {
     struct counter c;
     struct kn_backend *be;
-    struct model *target, *drafter;
+    struct model *target, *drafter, *beside;
     uint64_t weights, host;
 };
 
@@ -163,9 +163,8 @@ static void counter_init(struct counter *c, struct kn_backend *be)
 
 /* ---- planners ---- */
 
-int memory_plan_open(struct memory_planner **out, struct kn_backend *be, const char *target,
-                     const struct desc_override *target_override, const char *drafter,
-                     const struct desc_override *drafter_override, const struct model *placed, struct err *e)
+int memory_plan_open(struct memory_planner **out, struct kn_backend *be, const struct memory_plan_of *of,
+                     struct err *e)
 {
     struct memory_planner *p = mem_calloc(1, sizeof *p);
     *out = NULL;
@@ -173,9 +172,11 @@ int memory_plan_open(struct memory_planner **out, struct kn_backend *be, const c
     p->be = be;
     counter_init(&p->c, be);
     struct kn_backend *counting = (struct kn_backend *)(void *)&p->c;
-    if (model_open(&p->target, target, counting, target_override, e) ||
-        model_place_like(p->target, placed, e) || model_fill(p->target, NULL, NULL, e) ||
-        (drafter && model_load(&p->drafter, drafter, counting, drafter_override, NULL, NULL, e))) {
+    if (model_open(&p->target, of->target, counting, of->target_override, e) ||
+        model_place_like(p->target, of->placed, e) || model_fill(p->target, NULL, NULL, e) ||
+        (of->drafter &&
+         model_load(&p->drafter, of->drafter, counting, of->drafter_override, NULL, NULL, e)) ||
+        (of->mtp && model_load(&p->beside, of->mtp, counting, of->mtp_override, NULL, NULL, e))) {
         memory_plan_close(p);
         return -1;
     }
@@ -188,6 +189,7 @@ int memory_plan_open(struct memory_planner **out, struct kn_backend *be, const c
 void memory_plan_close(struct memory_planner *p)
 {
     if (!p) return;
+    model_free(p->beside);
     model_free(p->drafter);
     model_free(p->target);
     mem_free(p);
@@ -214,11 +216,15 @@ int memory_plan_session(struct memory_planner *p, const struct session_options *
     if (p->c.memory->query(p->be, &free_bytes, &total))
         return err_set(e, ERR_DEVICE, "%s: %s", p->c.op.name, kn_message(p->be));
     p->c.taken = p->c.host = p->c.scratch = p->c.products = 0;
-    if (session_new(&s, p->target, p->drafter, o, e)) return -1;
+    struct source by[PLAN_SOURCES] = {0};
+    if (p->drafter) by[0] = source_drafter(p->drafter);
+    if (p->beside) by[1] = source_drafter(p->beside), by[0].beside = &by[1];
+    if (session_over(&s, p->target, p->drafter ? by : NULL, o, e)) return -1;
     plan->caches = bytes_of(p, s, s->kv, p->target->d->n_layer);
-    if (s->source && s->source->op->caches) {
+    for (int32_t i = 0; i < s->n_sources; i++) {
         int32_t n;
-        const struct kn_kv *kv = s->source->op->caches(s, &n);
+        if (!by[i].op->caches) continue;
+        const struct kn_kv *kv = by[i].op->caches(s, &s->by[i], &n);
         plan->caches += bytes_of(p, NULL, kv, n);
     }
     /* What is measured before the first cycle is recorded meanwhile: that the copy fits into the margin,

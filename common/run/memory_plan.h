@@ -23,11 +23,17 @@ struct memory_plan { /* bytes */
 };
 
 struct memory_planner;
-/* drafter may be NULL. placed: NULL, or whose experts stay in the host's memory as the target's will
- * (model_place). Errors: those of model_load. */
-int memory_plan_open(struct memory_planner **p, struct kn_backend *be, const char *target,
-                     const struct desc_override *target_override, const char *drafter,
-                     const struct desc_override *drafter_override, const struct model *placed, struct err *e);
+/* What a plan is of: paths of the files, and how each is read (NULL: as it says). drafter and mtp, an MTP
+ * block beside it, may be NULL. placed: NULL, or whose experts stay in the host's memory as the target's will
+ * (model_place). */
+struct memory_plan_of {
+    const char *target, *drafter, *mtp;
+    const struct desc_override *target_override, *drafter_override, *mtp_override;
+    const struct model *placed;
+};
+/* Errors: those of model_load. */
+int memory_plan_open(struct memory_planner **p, struct kn_backend *be, const struct memory_plan_of *of,
+                     struct err *e);
 void memory_plan_close(struct memory_planner *p);
 /* What a session with o takes, its models included where loaded is false. Errors: those of session_new. */
 int memory_plan_session(struct memory_planner *p, const struct session_options *o, bool loaded,

@@ -43,7 +43,7 @@ static void settle_layer(struct session *s, int i)
 int session_tree_new(struct session *s, struct err *e)
 {
     const struct desc *d = s->target->d;
-    const uint64_t slots = (uint64_t)s->o.block - 1;
+    const uint64_t slots = (uint64_t)session_block(s) - 1;
     if (!s->o.tree) return 0;
     s->n_top = d->n_vocab < TREE_CANDIDATES ? d->n_vocab : TREE_CANDIDATES;
     s->tail = mem_calloc((size_t)d->n_layer, sizeof *s->tail);
@@ -85,8 +85,7 @@ int session_tree_place(struct session *s, const int32_t *ids, const int32_t *par
 
 int session_tree_forward(struct session *s, int32_t n, struct err *e)
 {
-    const struct session_rows r = {
-        .ids = s->tree->ids, .pos = s->tree->pos, .features = s->g->features, .n = n, .first_pos = s->n_past};
+    const struct session_rows r = {.ids = s->tree->ids, .pos = s->tree->pos, .n = n, .first_pos = s->n_past};
     return session_run_target(s, &r, SESSION_TRIED, e) || session_run_head(s, s->target, 0, n, e) ||
                    session_leave_hidden(s, n, e)
                ? -1
@@ -95,13 +94,14 @@ int session_tree_forward(struct session *s, int32_t n, struct err *e)
 
 int32_t session_tree_depth(const struct session *s, int32_t n)
 {
-    return n < s->o.block ? n : s->o.block;
+    const int32_t block = session_block(s);
+    return n < block ? n : block;
 }
 
 struct session_rows session_tree_kept(struct session *s, int32_t n)
 {
     return (struct session_rows){
-        .ids = s->tree->stay_ids, .pos = s->tree->at, .features = s->kept, .n = n, .first_pos = s->n_past};
+        .ids = s->tree->stay_ids, .pos = s->tree->at, .n = n, .first_pos = s->n_past};
 }
 
 int session_tree_settle(struct session *s, int32_t n, bool walk, struct err *e)
@@ -109,9 +109,12 @@ int session_tree_settle(struct session *s, int32_t n, bool walk, struct err *e)
     const struct kn_follow w = {.tree = s->tree, .picks = s->d->picks, .n = n, .kept = &s->d->pending};
     int rc = walk ? s->op->follow(s->be, &w) : 0;
     if (rc == 0) rc = s->op->settle(s->be, s->settle);
-    if (rc == 0 && s->kept)
-        rc = s->op->gather(s->be, s->kept, s->g->features, s->tree->stays,
-                           walk ? session_tree_depth(s, n) : n, s->g->width);
+    for (int32_t i = 0; i < s->n_sources && rc == 0; i++) {
+        const struct session_source *x = &s->by[i];
+        if (x->kept)
+            rc = s->op->gather(s->be, x->kept, x->features, s->tree->stays,
+                               walk ? session_tree_depth(s, n) : n, x->width);
+    }
     return rc ? model_failed(s->target, "settle", rc, e) : 0;
 }
 
@@ -157,7 +160,7 @@ int session_commit_path(struct session *s, int32_t row, struct err *e)
     if (rc) return model_failed(s->target, "settle", rc, e);
     memcpy(s->history + s->n_past, t.stay_ids, (size_t)n * sizeof *t.stay_ids);
     const struct session_rows kept = session_tree_kept(s, n);
-    if (session_tree_settle(s, n, false, e) || session_run_context(s, &kept, e)) return -1;
+    if (session_tree_settle(s, n, false, e) || session_run_context(s, &kept, SESSION_GATHERED, e)) return -1;
     s->tried = true;
     if (s->delta) s->pending = n;
     s->n_past += n;
@@ -166,7 +169,8 @@ int session_commit_path(struct session *s, int32_t row, struct err *e)
 
 /* ---- candidates ---- */
 
-int session_candidates(struct session *s, const float *logits, int32_t n, struct err *e)
+int session_candidates(struct session *s, const struct session_source *x, const float *logits, int32_t n,
+                       struct err *e)
 {
     const struct kn_top top = {.logits = logits,
                                .n = n,
@@ -174,7 +178,7 @@ int session_candidates(struct session *s, const float *logits, int32_t n, struct
                                .k = s->n_top,
                                .ids = s->top_ids,
                                .values = s->top_values};
-    if (!s->tree) return 0;
+    if (!s->tree || !x->of->tree) return 0;
     const int rc = s->op->top(s->be, &top);
     return rc ? model_failed(s->target, "candidates", rc, e) : 0;
 }
@@ -250,7 +254,7 @@ struct session_ranked *session_ranked(struct session *s, struct session_started 
     if (b->ranked) return c;
     b->ranked = true;
     c->of = s->candidates[at];
-    for (int32_t j = 0; o->usable && j < s->o.block - 1; j++) {
+    for (int32_t j = 0; o->usable && j < s->by[b->source - 1].block - 1; j++) {
         int32_t *ids = c->of.ids + (int64_t)j * s->n_top;
         float *logp = c->of.values + (int64_t)j * s->n_top;
         if (s->sampler.temp > 0 && !s->o.draft_greedy) {

@@ -108,6 +108,7 @@ bench-run        | - | tokens | dflash-bench run -m $T -d $D -n 3 --runs 1 --war
 bench-rows       | - | tokens | dflash-bench rows -m $T -d $D --rows 1,2 --prompts 4 --context 8 --rounds 1 -o o --threads 2 --device cpu
 bench-compare    | * | text   | dflash-bench compare --json $i/a $i/b -m $T --prompt $i/tokens -o o --threads 2
 bench-report     | * | text   | dflash-bench report $i/cell.jsonl -o o
+bench-report-html | * | text  | dflash-bench report $i/cell.jsonl --baseline $i/cell.jsonl --html o2 -o o
 bench-matrix     | * | text   | dflash-bench matrix --target $hf/target --drafter $hf/drafter $hf/../prompts/python-1-short.txt -o o
 "
 

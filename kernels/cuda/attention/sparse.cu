@@ -235,9 +235,9 @@ int cuda_sparse_room(struct kn_backend *kb, int32_t n, int32_t n_head, const str
             kv->head_dim, kn_kv_name(kv->type.k), kn_kv_name(kv->type.v));
         return KN_ETYPE;
     }
-    room->mean = kn_kv_like(kv, kv->cap / KN_SPARSE_BLOCK);
+    room->mean = kn_kv_like(kv, kn_kv_positions(kv) / KN_SPARSE_BLOCK);
     room->mean.type.k = room->mean.type.v = kv_halves(half) ? half : (uint32_t)KN_F16;
-    room->scratch = layout(n, n_head, kv->n_head_kv, room->mean.cap, at);
+    room->scratch = layout(n, n_head, kv->n_head_kv, kn_kv_positions(&room->mean), at);
     return 0;
 }
 
@@ -245,7 +245,8 @@ typedef void (*means_fn)(const attn, const kv_side, const kv_side, uint16_t *, u
 static int launch_means(struct cuda_backend *be, const struct kn_attention *call, const struct attn *a)
 {
     const struct kn_sparse *s = call->sparse;
-    const int bound = be->head.kv_bound ? be->head.kv_bound : call->kv->cap, blocks = bound / KN_SPARSE_BLOCK;
+    const int bound = be->head.kv_bound ? be->head.kv_bound : kn_kv_positions(call->kv),
+              blocks = bound / KN_SPARSE_BLOCK;
     const means_fn f = kv_bf16(a->type) ? make_means<__nv_bfloat16, __nv_bfloat16, true>
                                         : kv_of_all_types(call->kv->type, [](auto k, auto v) -> means_fn {
                                               return make_means<decltype(k), decltype(v), false>;
@@ -279,14 +280,14 @@ static int launch_scores(struct cuda_backend *be, const struct kn_attention *cal
                            cuda_launch(be, f, dim3((unsigned)(a->n / KN_SPARSE_BLOCK), (unsigned)a->n_head),
                                        dim3(256), (size_t)scoring<D>::BYTES, *a, one, means,
                                        (const void *)call->sparse->mean.k, type, scores,
-                                       (int)call->sparse->mean.cap));
+                                       (int)kn_kv_positions(&call->sparse->mean)));
 }
 
 int attn_sparse_lists(struct cuda_backend *be, const struct kn_attention *call, const struct attn *a,
                       struct sparse_lists *lists)
 {
     const struct kn_sparse *s = call->sparse;
-    const int32_t pitch = s->mean.cap, own = a->n / KN_SPARSE_BLOCK;
+    const int32_t pitch = kn_kv_positions(&s->mean), own = a->n / KN_SPARSE_BLOCK;
     const struct keeping k = {s->alpha, s->density, s->sink, s->window, s->spread};
     unsigned char *base = (unsigned char *)s->scratch;
     size_t at[4];

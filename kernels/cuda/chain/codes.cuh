@@ -14,8 +14,8 @@
  *
  * Then a block takes a head and adds nodes up: a warp a class, classes in order; it rotates the result back.
  *
- * Bound: the codes, read once, or 210 instructions a key and warp, whichever is longer (docs/speed/
- * attention.md). */
+ * Bound: the codes, read once, or some 840 instructions of a warp a leaf (tq3_0: 1,180), whichever is longer
+ * (docs/speed/attention.md). */
 #ifndef DFLASH_CUDA_CHAIN_CODES_CUH
 #define DFLASH_CUDA_CHAIN_CODES_CUH
 
@@ -33,8 +33,9 @@
 
 /* ---- who has what ---- */
 
-/* The nodes of a half, in this order: the large ones `slot`, slot + on, ...; then small ones: halves that
- * have a large one less take up to four in its place, what is left goes to all. */
+/* The nodes of a half (the first ones of all blocks come before the second ones), in this order: the large
+ * ones `slot`, slot + on, ...; then small ones: halves that have a large one less take up to four in its
+ * place, what is left goes to all. */
 struct code_share {
     int kv_head, slot, on;
     int large, first, more; /* nodes of each kind */
@@ -46,7 +47,8 @@ DEV code_share code_share_of(const chain_step &s, int pos)
     constexpr int SMALL = ATTN_CODES_NEAR / 256;
     int rank = block_of(s) - s.rest; /* blocks with less of the projections have more nodes */
     if (rank < 0) rank += (int)gridDim.x;
-    const int half = 2 * rank + warp_of() / CODE_WARPS, n_kv = s.n_kv, on = 2 * (int)gridDim.x / n_kv;
+    const int half = rank + (int)gridDim.x * (warp_of() / CODE_WARPS), n_kv = s.n_kv,
+              on = 2 * (int)gridDim.x / n_kv;
     code_share f = {};
     f.slot = half / n_kv, f.kv_head = half - f.slot * n_kv, f.on = on;
     if (f.slot >= on) return f;

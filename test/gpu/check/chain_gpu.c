@@ -98,7 +98,11 @@ static struct kn_weight weight(uint32_t type, int64_t n_in, int64_t n_out)
             if (rnd() % 64 == 0) memset(b, 0, 2);
         } else if (t->block == 32) {
             set_half(b, (type == KN_Q8_0 ? 0.0005f : type == KN_IQ4_NL ? 0.0003f : 0.004f) * u);
-            if (type == KN_Q4_1) set_half(b + 2, 0.004f * u);
+            if (type == KN_Q4_1 || type == KN_Q5_1) set_half(b + 2, 0.004f * u);
+        } else if (type == KN_Q2_K) {
+            set_half(b + 80, 0.0003f * u), set_half(b + 82, 0.002f * u);
+        } else if (type == KN_Q3_K) {
+            set_half(b + 108, 0.0002f * u);
         } else if (type == KN_IQ4_XS) {
             set_half(b, 0.00007f * u);
         } else if (type == KN_Q6_K) {
@@ -129,6 +133,10 @@ struct shape {
 #define Q8 KN_Q8_0
 #define BF KN_BF16
 #define X4 KN_IQ4_XS
+#define K2 KN_Q2_K
+#define K3 KN_Q3_K
+#define M4 KN_Q4_1
+#define M5 KN_Q5_1
 static const struct shape shapes[] = {
     {"256 512", 256, 512, 2, 1, 3, 256, K4, K4, K4, K4, K4, KN_F16, true, true, true, false},
     {"512 1280, Q5_K Q6_K", 512, 1280, 6, 2, 3, 256, K5, K6, K5, K6, K5, KN_BF16, false, true, true, false},
@@ -161,7 +169,16 @@ static const struct shape shapes[] = {
      true, false},
     {"512 1024, Q8_0 beside Q6_K", 512, 1024, 4, 2, 3, 256, K4, K4, K4, Q8, K6, KN_F16, true, true, true,
      false},
-    {"512 1024, Q4_1", 512, 1024, 4, 2, 3, 256, KN_Q4_1, K4, K4, K4, K6, KN_F16, true, true, true, true},
+    {"512 1024, Q4_1", 512, 1024, 4, 2, 3, 256, M4, K4, K4, K4, K6, KN_F16, true, true, true, false},
+    {"512 1280, Q3_K Q2_K", 512, 1280, 6, 2, 3, 256, K3, K2, K3, K2, K3, KN_F16, true, true, true, false},
+    {"768 2304, Q3_K beside Q4_K to Q6_K", 768, 2304, 16, 1, 4, 1024, K4, K3, K6, K3, K5, KN_F16, true, false,
+     true, false},
+    {"1280 768, Q5_1 Q4_1", 1280, 768, 6, 6, 3, 768, M5, M4, M5, M4, M5, KN_BF16, true, true, true, false},
+    {"1280 2304, low types beside others", 1280, 2304, 6, 2, 4, 768, K2, Q8, M5, K3, KN_F16, KN_F16, true,
+     true, true, false},
+    {"256 512, 20 heads over 1", 256, 512, 20, 1, 3, 256, K4, K4, K4, K4, K4, KN_F16, true, true, true, true},
+    {"Qwen3-8B, Q3_K_M", 4096, 12288, 32, 8, 12, 4096, K4, K3, K4, K3, K5, KN_F16, true, true, false, false},
+    {"Qwen3-8B, Q2_K", 4096, 12288, 32, 8, 12, 4096, K3, K2, K3, K2, K3, KN_F16, true, true, false, false},
     {"768 1280, IQ4_XS", 768, 1280, 6, 2, 3, 768, X4, X4, K6, X4, K5, KN_F16, true, true, true, false},
     {"2304 768, IQ4_XS, Q6_K, F16", 2304, 768, 4, 2, 3, 768, X4, K6, X4, KN_F16, X4, KN_BF16, true, true,
      true, false},
@@ -200,6 +217,8 @@ static const struct shape far_shapes[] = {
      false},
     {"1280 2304, 32-blocks, far", 1280, 2304, 12, 4, 2, 5120, KN_IQ4_NL, Q8, KN_Q5_0, KN_Q4_0, Q8, KN_F16,
      true, true, true, false},
+    {"1280 2304, low types, far", 1280, 2304, 12, 4, 2, 5120, M4, K3, K6, K2, M5, KN_F16, true, true, true,
+     false},
     {"1280 768, mixed, far", 1280, 768, 6, 2, 3, 4864, X4, K4, Q8, K5, KN_F16, KN_F16, true, true, true,
      false},
     {"5376 1280, wide norms, far", 5376, 1280, 16, 2, 2, 5120, K4, K5, K6, K4, K6, KN_BF16, true, true, true,
@@ -222,6 +241,8 @@ static const struct code_shape {
     {{"1280 768, all kinds, tq3_0 and q5_0", 1280, 768, 6, 2, 3, 4864, BF, Q8, K6, KN_F16, KN_F16, T3V, true,
       true, true, false},
      Q5V},
+    {{"1280 768, low types, q8_0", 1280, 768, 6, 2, 3, 4864, M5, K3, K2, K3, M4, Q8, true, true, true, false},
+     0},
     {{"768 1280, 3 heads over 1, q5_0", 768, 1280, 3, 1, 3, 4608, K4, K4, K6, K4, K6, Q5V, true, false, true,
       false},
      0},
@@ -688,11 +709,12 @@ static bool called(const char *name, const char *what)
 /* Every kind of chain but delta nets (chain_delta_gpu) has run by now. */
 static void check_forms(void)
 {
-    static const enum cuda_form forms[] = {CUDA_CHAIN_FEW,       CUDA_CHAIN_PAIRS, CUDA_CHAIN_SHARED,
-                                           CUDA_CHAIN_FAR,       CUDA_CHAIN_GEMMA, CUDA_CHAIN_ITEMS,
-                                           CUDA_CHAIN_ITEMS_FAR, CUDA_CHAIN_CODES, CUDA_CHAIN_ITEMS_CODES};
+    static const enum cuda_form forms[] = {CUDA_CHAIN_FEW,       CUDA_CHAIN_PAIRS,   CUDA_CHAIN_SHARED,
+                                           CUDA_CHAIN_FAR,       CUDA_CHAIN_GEMMA,   CUDA_CHAIN_ITEMS,
+                                           CUDA_CHAIN_ITEMS_FAR, CUDA_CHAIN_CODES,   CUDA_CHAIN_ITEMS_CODES,
+                                           CUDA_CHAIN_LOW,       CUDA_CHAIN_LOW_FAR, CUDA_CHAIN_LOW_CODES};
     char text[400], line[420];
-    const bool ok = forms_are(gpu, CUDA_CHAIN_FEW, CUDA_CHAIN_ITEMS_CODES, forms,
+    const bool ok = forms_are(gpu, CUDA_CHAIN_FEW, CUDA_CHAIN_LOW_CODES, forms,
                               (int)(sizeof forms / sizeof *forms), text, sizeof text);
     snprintf(line, sizeof line, "forms: %s", text);
     verdict(ok, line);

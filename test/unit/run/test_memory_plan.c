@@ -114,7 +114,11 @@ static struct memory_planner *open_planner(const char *drafter)
     const struct desc_override o = {.draft_causal = -1};
     struct memory_planner *p;
     struct err e = {0};
-    assert_int_equal(memory_plan_open(&p, open_device(), target_path, NULL, drafter, &o, NULL, &e), 0);
+    assert_int_equal(
+        memory_plan_open(
+            &p, open_device(),
+            &(struct memory_plan_of){.target = target_path, .drafter = drafter, .drafter_override = &o}, &e),
+        0);
     return p;
 }
 
@@ -247,7 +251,10 @@ static void reports_failures(void **state)
     assert_int_equal(e.code, ERR_USAGE);
     memory_plan_close(p);
     memset(&e, 0, sizeof e);
-    assert_int_equal(memory_plan_open(&none, open_device(), "/nonexistent", NULL, NULL, &over, NULL, &e), -1);
+    assert_int_equal(
+        memory_plan_open(&none, open_device(),
+                         &(struct memory_plan_of){.target = "/nonexistent", .drafter_override = &over}, &e),
+        -1);
     assert_null(none);
     assert_int_equal(e.code, ERR_IO);
     memory_plan_close(NULL);
@@ -274,7 +281,8 @@ static void moves_caches(void **state)
     device.op.alloc_host = never;
     const struct desc_override over = {.draft_causal = -1};
     assert_int_equal(
-        memory_plan_open(&p, (struct kn_backend *)(void *)&device, target_path, NULL, NULL, &over, NULL, &e),
+        memory_plan_open(&p, (struct kn_backend *)(void *)&device,
+                         &(struct memory_plan_of){.target = target_path, .drafter_override = &over}, &e),
         0);
     assert_int_equal(memory_plan_session(p, &o, false, &all, &e), 0);
     assert_int_equal(all.host, 0);
@@ -323,7 +331,8 @@ static void moves_experts(void **state)
     make.random = true, make.seed = 1;
     if (convert_run(&make, &e)) fail_msg("%s", e.msg);
     struct kn_backend *be = open_device();
-    assert_int_equal(memory_plan_open(&p, be, path, NULL, NULL, &over, NULL, &e), 0);
+    assert_int_equal(
+        memory_plan_open(&p, be, &(struct memory_plan_of){.target = path, .drafter_override = &over}, &e), 0);
     assert_int_equal(memory_plan_session(p, &o, false, &all, &e), 0);
     assert_int_equal(all.host, 0);
     device_free = all.all - all.weights / 3;
@@ -335,7 +344,10 @@ static void moves_experts(void **state)
         memset(&e, 0, sizeof e);
         assert_int_equal(model_open(&m, path, be, NULL, &e), 0);
         assert_int_equal(model_place(m, n - less, NULL, &e), 0);
-        assert_int_equal(memory_plan_open(&p, be, path, NULL, NULL, &over, m, &e), 0);
+        assert_int_equal(
+            memory_plan_open(
+                &p, be, &(struct memory_plan_of){.target = path, .drafter_override = &over, .placed = m}, &e),
+            0);
         assert_int_equal(memory_plan_session(p, &o, false, &b, &e), 0);
         assert_int_equal(memory_plan_check(p, &o, false, &b, &e), less ? -1 : 0);
         assert_in_range(b.host, 1, all.weights);

@@ -356,7 +356,7 @@ static void test_auto(void **state)
                         .sampler = i & 8 ? sampled : greedy,
                         .target_model = t,
                         .width = 1};
-        struct plan_times times = {.draft_s = {cheap ? 1e-5 : 3e-3},
+        struct plan_times times = {.draft_s[0] = {cheap ? 1e-5 : 3e-3},
                                    .rows_s = {{0, 1e-3, 1.01e-3, 0, 0, 1.02e-3}}};
         const struct planner_auto_options o = {.times = &times,
                                                .fixed = fixed,
