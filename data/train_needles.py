@@ -34,7 +34,9 @@ from train_pair import DEVICE, TINY, Optimiser, log, synchronize
 END, PAD, RECORD, ASK, ASK_ALL, POINTER, SPAN, COPY = range(8)
 KEY_0, KEYS, VALUE_0, VALUES = 16, 240, 256, 256
 UNIT, UNITS, GROUP, BLOCK = 6, 12, 72, 128
+KEEP = 1.5    # blocks that answers are read of score exp(-KEEP) of the best at least: 0.22, for lists made with 0.1
 HOT = 16      # every so many keys are written again
+STRAY = 0.06  # of the records of a group: a question in its place
 HOT_SHARE = 0.3  # of the questions are for these
 SECTION = 32  # units that share k1, in the mean
 CONFIG = {
@@ -89,7 +91,8 @@ class Batch:
         at = torch.arange(U, device=DEVICE)
         r = uniform(b, U)
         first = at == 0
-        written = unit_kind == W
+        stray = (unit_kind == W) & (uniform(b, U) < STRAY) & ~first & (~ends[:, None] | (at >= int(0.85 * U)))
+        written = (unit_kind == W) & ~stray  # the others of such groups are questions alone among records
         again = written & (r < 0.15) & ~first
         fresh = written & ~again
         hot = fresh & ((fresh.long().cumsum(1) - 1) % HOT == 0)
@@ -100,10 +103,11 @@ class Batch:
         goal = torch.where(goal < 0, earlier(plain), goal)
         points &= goal >= 0
         r = uniform(b, U)
+        r = torch.where(stray & (r >= HOT_SHARE) & (r < HOT_SHARE + 0.2), 1.0, r)  # chains stand in groups of questions
         asked = torch.where(r < HOT_SHARE, earlier(hot), torch.where(r < HOT_SHARE + 0.2, earlier(points), earlier(plain)))
         asked = torch.where(asked < 0, earlier(hot), asked)
         root = torch.where(again, earlier(hot), root)
-        query = unit_kind == Q
+        query = (unit_kind == Q) | stray
         root = torch.where(query, asked, root).view(b, n, UNITS)
         follows = torch.zeros_like(root, dtype=torch.bool)
         in_q = kind == Q
@@ -185,7 +189,8 @@ class Needles(Target):
         return F.linear(y.flatten(2), self.o[self.row[i]].to(n.dtype))
 
     def block_loss(self, q, k):
-        """The divergence of softmax over blocks of log sum over rows of exp(q . mean k) from where the rows' weights really lie."""
+        """The divergence of softmax over blocks of log sum over rows of exp(q . mean k) from where the rows' weights really lie, and how
+        far blocks that answers are read of stand below what keeps them."""
         m, end = self.tile, (self.tile + 1) * BLOCK
         rows = q[:, m * BLOCK:end].transpose(1, 2).float() * self.D ** -0.5
         keys = k[:, :end].transpose(1, 2).repeat_interleave(self.H // self.G, 1).float()
@@ -200,7 +205,13 @@ class Needles(Target):
         hidden = torch.zeros(BLOCK, m + 1, dtype=torch.bool, device=q.device)
         hidden[:-1, m] = True
         guess = means.masked_fill(hidden, -torch.inf).logsumexp(2).log_softmax(-1)
-        return (goal * (goal.clamp(min=1e-9).log() - guess)).sum(-1).mean()
+        spread = (goal * (goal.clamp(min=1e-9).log() - guess)).sum(-1).mean()
+        asks = (self.wanted > 0)[:, None, :, None]
+        needed = torch.where(asks, mass, 0.0).amax(2) > 0.15  # what some answer is read of
+        needed[..., :2] = False
+        needed[..., m - 3:] = False
+        short = (guess.amax(-1, keepdim=True) - KEEP - guess).clamp(min=0)
+        return spread + 4 * (short * needed).sum() / (needed.sum() + 1)
 
 
 def dtype():

@@ -285,6 +285,8 @@ struct kn_settle {
 struct kn_candidates {
     int32_t ids[(KN_CYCLE_ROWS - 1) * KN_TOP]; /* [n - 1, top] as op->top left them */
     float values[(KN_CYCLE_ROWS - 1) * KN_TOP];
+    float scores[(KN_CYCLE_ROWS - 1) * KN_TOP *
+                 KN_TOP]; /* [n - 1, top, top] as op->edges left them, where it did */
 };
 
 /* The noise of sampling (docs/sampling.md): what is added to the log-probability of an id whose pick stands
@@ -448,19 +450,23 @@ struct kn_top {
 #define KN_EDGE_RANK 1024
 
 /* How well a candidate of a slot follows each of those of the slot before: scores[i, p, c] = values[i, c] +
- * scale * sum over r of (before[b, r] * hidden[i, r]) * after[ids[i, c], r], b = ids[i - 1, p]. Slot 0 has
- * one predecessor, *anchor: scores[0, 0, c]; the others of it are not written. NaN where the predecessor is
- * none, -Inf where the candidate is. */
+ * scale * sum over r of (before[b, r] * hidden[i, r]) * after[ids[i, c], r], b = ids[i - 1, p]; or with left,
+ * left[i, p, r] in place of the product. Slot 0 has one predecessor, *anchor: scores[0, 0, c]; the others of
+ * it are not written. NaN where the predecessor is none, -Inf where the candidate is. */
 struct kn_edges {
     const int32_t *ids;                     /* [n, k] of op->top */
     const float *values;                    /* [n, k] */
     const int32_t *anchor;                  /* one id in device memory */
-    const float *hidden;                    /* [n, n_in of the tables] */
-    const struct kn_weight *before, *after; /* KN_USE_ROWS, of one shape [n_vocab, rank], rank at most
+    const float *hidden;                    /* [n, n_in of the tables]; NULL: ones */
+    const struct kn_weight *before, *after; /* KN_USE_ROWS, [n_vocab, rank], rank at most
                                                KN_EDGE_RANK */
     float scale;
     int32_t n, k;
-    float *scores; /* [n, k, k] */
+    float *scores;     /* [n, k, k] */
+    const float *left; /* NULL, or [n, k, n_in]; then before and hidden are not read */
+    const int32_t
+        *row_of; /* NULL, or [n_ids]: the row of after that is an id's, -1: none, which counts as zeros */
+    int32_t n_ids;
 };
 
 /* A walk from slot to slot along scores: in each, the sampler's pick (docs/sampling.md) among the k
@@ -609,6 +615,7 @@ struct kn_offering {
     /* NULL, or candidates too (op->top): [n - 1, top], to candidates [n_offers]. */
     const int32_t *top_ids;
     const float *top_values;
+    const float *top_scores; /* NULL, or [n - 1, top, top] (op->edges) */
     int32_t top;
     struct kn_candidates *candidates;
 };

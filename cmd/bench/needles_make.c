@@ -18,6 +18,7 @@ enum {
 };
 enum { UNIT = 6, UNITS = 12, GROUP = NEEDLE_GROUP, MOST_UNITS = (NEEDLE_MOST / GROUP + 1) * UNITS };
 enum { BLOCK = 128, SINK = 2, WINDOW = 4 };
+enum { ALONE = 4 };                             /* groups, each with a question or a copy */
 enum { DECOY_POINTERS = 12, DECOY_WRITES = 8 }; /* of 100 records that are nobody's evidence */
 
 const char *const needle_names[NEEDLE_TASKS] = {"records", "keys",   "last", "values",
@@ -33,6 +34,7 @@ struct maker {
     uint64_t state;
     int32_t pad, n; /* units before the questions */
     int32_t asked;  /* cases so far */
+    int32_t spare;  /* half of a key that no record has */
     int32_t *to;    /* where the next question stands */
     struct unit unit[MOST_UNITS];
 };
@@ -60,6 +62,7 @@ static void fill_body(struct maker *m)
     for (int32_t i = 0; i < KEYS; i++) first[i] = second[i] = KEY_0 + i;
     shuffle(m, first, KEYS);
     shuffle(m, second, KEYS);
+    m->spare = first[KEYS - 1];
     for (int32_t i = 0; i < m->n; i++) {
         section += draw(m, 32) == 0;
         m->unit[i] = (struct unit){.key = {first[section % KEYS], second[i % KEYS]}};
@@ -148,6 +151,16 @@ static void ask(struct maker *m, int32_t unit, bool follows)
     m->to += UNIT;
 }
 
+/* Records under keys that nobody asks for. */
+static void fill_records(struct maker *m, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++, m->to += UNIT) {
+        const int32_t text[3] = {RECORD, m->spare, KEY_0 + (int32_t)draw(m, KEYS)};
+        memcpy(m->to, text, sizeof text);
+        for (int j = 3; j < UNIT; j++) m->to[j] = VALUE_0 + (int32_t)draw(m, VALUES);
+    }
+}
+
 static void end_case(struct maker *m, int32_t depth)
 {
     m->p->depth[m->asked++] = depth;
@@ -158,25 +171,29 @@ static int32_t next_depth(const struct maker *m, int32_t number, int32_t per)
     return (number * per + m->asked) % NEEDLE_DEPTHS;
 }
 
+/* Questions alone among records, ALONE of them; or `together` in turn that are one. */
 static void ask_records(struct maker *m, int32_t number, int32_t together)
 {
-    for (int32_t i = 0; i < 2 * UNITS; i++) {
-        const int32_t depth = (number * 2 * UNITS + i) % NEEDLE_DEPTHS;
-        ask(m, place(m, depth, (number + i) / 3 + number, 0), false);
-        if ((i + 1) % together == 0) end_case(m, depth);
+    for (int32_t i = 0; i < (together > 1 ? 1 : ALONE); i++) {
+        const int32_t depth = next_depth(m, number, together > 1 ? 1 : ALONE);
+        fill_records(m, UNITS - together);
+        for (int32_t k = 0; k < together; k++)
+            ask(m, place(m, (depth + 5 * k) % NEEDLE_DEPTHS, i + number + k, 0), false);
+        end_case(m, depth);
     }
 }
 
 static void ask_last(struct maker *m, int32_t number)
 {
-    for (int32_t i = 0; i < 2 * UNITS; i++) {
-        const int32_t depth = next_depth(m, number, 2 * UNITS), writes = 2 + (int32_t)draw(m, 3);
+    for (int32_t i = 0; i < ALONE; i++) {
+        const int32_t depth = next_depth(m, number, ALONE), writes = 2 + (int32_t)draw(m, 3);
         const int32_t last = place(m, depth, i + number, 8), root = some_unit(m, 0, last);
         if (root >= 0) write_again(m, last, root);
         for (int32_t w = 2; w < writes && root >= 0; w++) {
             const int32_t u = some_unit(m, root + 1, last);
             if (u >= 0) write_again(m, u, root);
         }
+        fill_records(m, UNITS - 1);
         ask(m, last, false);
         end_case(m, depth);
     }
@@ -184,8 +201,10 @@ static void ask_last(struct maker *m, int32_t number)
 
 static void ask_values(struct maker *m, int32_t number)
 {
-    for (int32_t i = 0; i < UNITS; i++) {
-        const int32_t depth = next_depth(m, number, UNITS), at = (int32_t)(m->to - m->p->ids);
+    for (int32_t i = 0; i < ALONE; i++) {
+        const int32_t depth = next_depth(m, number, ALONE);
+        fill_records(m, UNITS - 1);
+        const int32_t at = (int32_t)(m->to - m->p->ids);
         int32_t u[4] = {place(m, depth, i + number, 0)}, root = 0;
         for (int w = 1; w < 4; w++) u[w] = some_unit(m, 0, m->n);
         for (int w = 1; w < 4; w++) root = u[w] < u[root] ? w : root;
@@ -279,7 +298,7 @@ static void write_body(struct maker *m)
 
 static int32_t question_groups(enum needle_task task)
 {
-    return task == NEEDLE_COPIES ? 4 : task == NEEDLE_VALUES ? 1 : 2;
+    return task == NEEDLE_KEYS ? 1 : task == NEEDLE_CHAINS ? 2 : ALONE;
 }
 
 void needle_make(struct needle_prompt *p, enum needle_task task, int32_t length, uint64_t seed,
@@ -310,9 +329,6 @@ void needle_make(struct needle_prompt *p, enum needle_task task, int32_t length,
     fill_decoys(&m);
     write_body(&m);
     p->n_cases = m.asked;
-    for (int32_t i = 0; i + UNIT <= rest; i += UNIT) { /* to the end: records that nothing is asked of */
-        const int32_t text[3] = {RECORD, m.unit[0].key[0], KEY_0 + (int32_t)draw(&m, KEYS)};
-        memcpy(ids + length - rest + i, text, sizeof text);
-        for (int j = 3; j < UNIT; j++) ids[length - rest + i + j] = VALUE_0 + (int32_t)draw(&m, VALUES);
-    }
+    m.to = ids + length - rest;
+    fill_records(&m, rest / UNIT); /* nothing is asked of the rest */
 }

@@ -25,6 +25,7 @@ static struct {
     const char *rows, *prompts, *plan_times, *plot, *peer;
     int32_t context, rounds, ctx;
     bool added;
+    float density;
 } o = {.m = MODELS_INIT, .rows = "1,2,4,8,16,32,64", .prompts = "128,512", .context = 512, .rounds = 9};
 
 static const char *out_path;
@@ -45,6 +46,9 @@ static const struct cli_flag flags[] = {
     {"--context", CLI_I32, &o.context, "N", "positions before the rows (default 512)", 1, 1 << 24},
     {"--added", CLI_FLAG, &o.added, NULL,
      "measure at an empty context too: what the context adds, in reads of its caches", 0, 0},
+    {"--sparse-density", CLI_F32_ABOVE, &o.density, "D",
+     "prompts attend to a stated part of their blocks, whatever their scores, but in the first two layers", 0,
+     1},
     {"--rounds", CLI_I32, &o.rounds, "N", "measurements of each (default 9)", 1, BENCH_MAX_RUNS},
     {"--plan-times", CLI_STR, &o.plan_times, "FILE",
      "write what plans of --width auto go by, of the rows and the context above", 0, 0},
@@ -93,6 +97,8 @@ static int new_session(struct session **s, int32_t ctx, bool drafter, struct err
 {
     struct session_options so = {.ctx = ctx + SESSION_MAX_ROWS, .check_layers = o.m.check_layers};
     if (models_kv(&o.m, NULL, &so, e)) return -1;
+    if (o.density > 0)
+        so.sparse = (struct session_sparse){.on = true, .alpha = 0.1f, .dense = 2, .density = o.density};
     return session_over(s, o.m.target, drafter ? models_sources(&o.m) : NULL, &so, e);
 }
 
@@ -237,12 +243,12 @@ static int emit(struct sizes *p, struct err *e)
             return -1;
     for (int i = p->n_long; i < p->n_prompts; i++) {
         double s = sample_quantile(&p->prompt_s[i], 0.5);
-        if (bench_emit(json_pack("{s:i,s:s,s:o,s:i,s:o,s:o,s:o}", "schema", 1, "kind", "prompt", "target",
-                                 bench_target_json(&o.m), "tokens", p->prompts[i], "seconds",
-                                 sample_json(&p->prompt_s[i]), "tokens_per_s", json_finite(p->prompts[i] / s),
-                                 "machine", bench_machine(&o.m)),
-                       e))
-            return -1;
+        json_t *j = json_pack("{s:i,s:s,s:o,s:i,s:o,s:o,s:o}", "schema", 1, "kind", "prompt", "target",
+                              bench_target_json(&o.m), "tokens", p->prompts[i], "seconds",
+                              sample_json(&p->prompt_s[i]), "tokens_per_s", json_finite(p->prompts[i] / s),
+                              "machine", bench_machine(&o.m));
+        if (o.density > 0) json_object_set_new(j, "sparse_density_stated", json_real((double)o.density));
+        if (bench_emit(j, e)) return -1;
     }
     if (!o.m.drafter) return 0;
     /* A block reads the drafter and the head that it borrows; those that go step by step both for every

@@ -426,9 +426,15 @@ static int load_assistant(struct loader *l)
 static const struct head_field {
     const char *name;
     size_t at;
-    enum { HEAD_ROWS, HEAD_EACH, HEAD_ONCE, HEAD_VECTOR } kind;
+    enum {
+        HEAD_ROWS,
+        HEAD_EACH,
+        HEAD_BOTH,
+        HEAD_ONCE,
+        HEAD_VECTOR
+    } kind; /* BOTH: as EACH, and rows for edges */
 } head_fields[] = {
-    {"markov_w1.weight", HEAD(w1), HEAD_ROWS},     {"markov_w2.weight", HEAD(w2), HEAD_EACH},
+    {"markov_w1.weight", HEAD(w1), HEAD_ROWS},     {"markov_w2.weight", HEAD(w2), HEAD_BOTH},
     {"markov_gate.weight", HEAD(mix), HEAD_EACH},  {"markov_gate.bias", HEAD(mix_bias), HEAD_VECTOR},
     {"markov_joint.weight", HEAD(mix), HEAD_EACH}, {"markov_joint.bias", HEAD(mix_bias), HEAD_VECTOR},
     {"conf_proj.weight", HEAD(conf), HEAD_ONCE},   {"conf_proj.bias", HEAD(conf_bias), HEAD_VECTOR},
@@ -451,10 +457,12 @@ static int load_heads(struct loader *l)
         const struct gguf_tensor *t = gguf_tensor(m->file, f->name);
         void *at = head_at(&m->heads, f);
         if (!t) continue;
-        if (f->kind != HEAD_ROWS) m->bytes_step += t->bytes * (f->kind == HEAD_EACH ? proposals : 1);
-        if (f->kind == HEAD_VECTOR
-                ? load_vector(l, at, f->name)
-                : load_weight(l, at, f->kind == HEAD_ROWS ? KN_USE_ROWS : KN_USE_LINEAR, f->name))
+        const unsigned use = f->kind == HEAD_ROWS   ? KN_USE_ROWS
+                             : f->kind == HEAD_BOTH ? KN_USE_ROWS | KN_USE_LINEAR
+                                                    : KN_USE_LINEAR;
+        if (f->kind != HEAD_ROWS)
+            m->bytes_step += t->bytes * (f->kind == HEAD_EACH || f->kind == HEAD_BOTH ? proposals : 1);
+        if (f->kind == HEAD_VECTOR ? load_vector(l, at, f->name) : load_weight(l, at, use, f->name))
             return -1;
     }
     return 0;

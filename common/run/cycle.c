@@ -183,8 +183,11 @@ static struct plan_offer offer_told(struct session *s, struct session_started *b
     struct plan_offer p = {.pos = pos, .source = b->source, .n_look = b->n_look, .match = b->match};
     if (o) p.n_draft = o->usable ? block_of(s, b) - 1 : 0, p.logp = o->logp;
     const struct session_synthetic *x = s->o.synthetic;
-    if (o && s->tree && s->by[b->source - 1].of->tree)
-        p.top = session_ranked(s, b)->of.values, p.n_top = s->n_top;
+    if (o && s->by[b->source - 1].n_top) {
+        struct session_ranked *c = session_ranked(s, b);
+        p.top = c->logp, p.n_top = c->n_top;
+        if (c->edges) p.behind = session_behind, p.behind_ctx = c;
+    }
     if (o && x) p.logp = x->logp + (int64_t)(pos < x->n ? pos : x->n - 1) * x->slots;
     while (p.agree < p.n_draft && p.agree < p.n_look && o->ids[1 + p.agree] == b->ids[1 + p.agree]) p.agree++;
     return p;
@@ -212,7 +215,7 @@ static int place_tree(struct session *s, struct session_started *b, struct err *
         parents[r] = c->nodes[r].parent;
         if (!r) continue;
         depth[r] = depth[parents[r]] + 1;
-        b->ids[r] = c->of.ids[(depth[r] - 1) * s->n_top + c->nodes[r].rank];
+        b->ids[r] = c->ids[(depth[r] - 1) * c->n_top + c->nodes[r].rank];
     }
     return session_tree_place(s, b->ids, parents, b->rows, e);
 }
@@ -375,10 +378,10 @@ static void label_tree(struct session *s, struct session_started *b, const struc
     t->equal = 0;
     t->ranks = c->ranks;
     for (int32_t j = 0; j < t->labelled; j++) {
-        const int32_t *ids = c->of.ids + j * s->n_top;
+        const int32_t *ids = c->ids + j * c->n_top;
         int32_t k = 0;
-        while (k < s->n_top && ids[k] != r->picks[j]) k++;
-        c->ranks[j] = (int8_t)(k < s->n_top ? k : -1);
+        while (k < c->n_top && ids[k] != r->picks[j]) k++;
+        c->ranks[j] = (int8_t)(k < c->n_top ? k : -1);
         if (t->equal == j && k == 0) t->equal++;
     }
 }

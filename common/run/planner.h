@@ -39,6 +39,11 @@ struct plan_offer {
     const float *top; /* NULL, or [n_draft, n_top]: of each place the drafter's candidates, falling. The first
                          is its proposal. -Inf: none */
     int32_t n_top;
+    /* NULL: top holds whatever stands before a place. Else top is behind the proposals, and this is the row
+     * of place j behind candidate rank, not 0, of the place before: [n_top] in the order of top's ids, not
+     * falling. It stays until the next call. */
+    const float *(*behind)(void *ctx, int32_t j, int32_t rank);
+    void *behind_ctx;
 };
 
 /* A row of a tree: a candidate of the place behind its parent's. */

@@ -181,21 +181,49 @@ static double choice_s(const struct planner_auto *a, const struct plan_choice *c
     return c->nodes ? tree_rows_s(a, c->rows, pos) : plan_times_rows(&a->times, c->rows, pos);
 }
 
-/* Of each place's candidates the logs of their h, [n, n_top] in a->h. */
+/* Of a row of candidates the logs of their h, where that of candidate first is known; the others share what
+ * is left as the drafter has it, times what was seen of that. */
+static void row_chances(const struct planner_auto *a, const struct planner_auto_drafter *y, const float *row,
+                        int32_t n, int32_t first, double first_h, float *h)
+{
+    const double sibling = y->sibling[0] / y->sibling[1], left = fmax(-expm1((double)row[first]), 1e-6),
+                 share = (1 - first_h) * sibling / left;
+    (void)a;
+    for (int32_t i = 0; i < n; i++) {
+        const double p = i == first ? fmax(first_h, 1e-6) : fmin(share * exp((double)row[i]), 1 - first_h);
+        h[i] = p > 1e-6 ? (float)log(p) : i == first ? (float)log(1e-6) : -INFINITY;
+    }
+}
+
+static int32_t likeliest(const float *row, int32_t n)
+{
+    int32_t best = 0;
+    for (int32_t i = 1; i < n; i++)
+        if (row[i] > row[best]) best = i;
+    return best;
+}
+
+/* Of each place's candidates behind the proposals, [n, n_top] in a->h. */
 static void tree_chances(struct planner_auto *a, const struct plan_offer *o, const double *draft, int32_t n)
 {
     const struct planner_auto_drafter *y = &a->by[drafter_of(a, o) - 1];
-    const double sibling = y->sibling[0] / y->sibling[1];
-    for (int32_t j = 0; j < n; j++) {
-        const float *top = o->top + (int64_t)j * o->n_top;
-        float *h = a->h + (int64_t)j * o->n_top;
-        const double left = fmax(-expm1((double)top[0]), 1e-6), share = (1 - draft[j]) * sibling / left;
-        h[0] = (float)log(fmax(draft[j], 1e-6));
-        for (int32_t i = 1; i < o->n_top; i++) {
-            const double p = fmin(share * exp((double)top[i]), 1 - draft[j]);
-            h[i] = p > 1e-6 ? (float)log(p) : -INFINITY;
-        }
-    }
+    for (int32_t j = 0; j < n; j++)
+        row_chances(a, y, o->top + (int64_t)j * o->n_top, o->n_top, 0, draft[j],
+                    a->h + (int64_t)j * o->n_top);
+}
+
+/* The same behind another candidate, for which the drafter says what it thinks: h of its likeliest as of a
+ * proposal. */
+static const float *chances_behind(void *ctx, int32_t j, int32_t rank)
+{
+    struct planner_auto *a = ctx;
+    const struct plan_offer *o = a->grown_of;
+    const struct planner_auto_drafter *y = &a->by[drafter_of(a, o) - 1];
+    const float *row = o->behind(o->behind_ctx, j, rank);
+    const int32_t first = likeliest(row, o->n_top);
+    const double h = calibration_draft(&a->calibration, y->bucket, j + 1, (double)row[first], OPTIMISM);
+    row_chances(a, y, row, o->n_top, first, h, a->row_h);
+    return a->row_h;
 }
 
 /* The best tree, as best_of; it is left in a->chosen, *rows 1 where none is better than one row. */
@@ -208,6 +236,8 @@ static double best_tree(struct planner_auto *a, const struct worth *w, const str
     if (!a->tree || !o->top || n < 1 || o->n_top > TREE_CANDIDATES) return worth;
     tree_chances(a, o, draft, n);
     tree_begin(&a->grown, a->h, n, o->n_top, a->seed);
+    a->grown_of = o;
+    if (o->behind) a->grown.behind = chances_behind, a->grown.behind_ctx = a;
     const struct planner_auto_drafter *y = &a->by[drafter_of(a, o) - 1];
     a->grown.beside = log(y->beside[0] / y->beside[1]);
     for (int32_t i = 0; i < a->n_tree_counts; i++) {
@@ -223,6 +253,25 @@ static double best_tree(struct planner_auto *a, const struct worth *w, const str
         if (!whole) break;
     }
     return worth;
+}
+
+/* Behind a second choice: was the pick what was likeliest there? first: h of the proposal of that place.
+ * Where the drafter knows what stands before it, and the pick before was none of its candidates, nothing was
+ * said. */
+static void seen_beside(const struct planner_auto *a, struct planner_auto_drafter *y,
+                        const struct plan_result *r, int32_t j, double first)
+{
+    const struct plan_offer *o = &r->offer;
+    const int32_t before = r->ranks[j - 1];
+    int32_t best = 0;
+    if (o->behind && before < 0) return;
+    if (o->behind && before > 0) {
+        const float *row = o->behind(o->behind_ctx, j, before);
+        best = likeliest(row, o->n_top);
+        first = calibration_draft(&a->calibration, y->bucket, j + 1, (double)row[best], 0);
+    }
+    y->beside[0] = TREE_FADE * y->beside[0] + (r->ranks[j] == best);
+    y->beside[1] = TREE_FADE * y->beside[1] + first;
 }
 
 /* What came of a tree: its rows' time, and candidates that the picks were. */
@@ -243,8 +292,7 @@ static void seen_tree(struct planner_auto *a, const struct plan_result *r)
         const float *top = o->top + (int64_t)j * o->n_top;
         const double first = calibration_draft(&a->calibration, y->bucket, j + 1, o->logp[j], 0);
         if (off) {
-            y->beside[0] = TREE_FADE * y->beside[0] + (r->ranks[j] == 0);
-            y->beside[1] = TREE_FADE * y->beside[1] + first;
+            seen_beside(a, y, r, j, first);
         } else if (r->ranks[j]) {
             double others = 0;
             for (int32_t i = 1; i < o->n_top; i++) others += exp((double)top[i]);

@@ -102,7 +102,8 @@ struct planner_auto {
     bool seed;
     double tree_ratio[PLAN_TIMES_ROWS + 1], any_ratio;
     struct tree grown, chosen;
-    float h[CALIBRATION_SLOTS * TREE_CANDIDATES];
+    const struct plan_offer *grown_of; /* while it grows */
+    float row_h[TREE_CANDIDATES], h[CALIBRATION_SLOTS * TREE_CANDIDATES];
     enum { AUTO_ON, AUTO_NO_DRAFTER, AUTO_LOSES, AUTO_SPENT } off;
     double off_gain;
 };

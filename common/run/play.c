@@ -48,9 +48,10 @@ static int offer_part(struct session *s, int32_t source, struct err *e)
                                          .number = &d->offered,
                                          .offers = s->offers,
                                          .n_offers = SESSION_RESULTS,
-                                         .top_ids = s->top_ids,
+                                         .top_ids = x->n_top ? s->top_ids : NULL,
                                          .top_values = s->top_values,
-                                         .top = s->n_top,
+                                         .top_scores = x->of->edges ? s->top_scores : NULL,
+                                         .top = x->n_top,
                                          .candidates = s->candidates};
     if (stamp(s, 0, e) || x->of->op->propose(s, x, false, e)) return -1;
     int rc = s->op->offer(s->be, &offering);

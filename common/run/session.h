@@ -126,6 +126,7 @@ enum { SESSION_SOURCES = PLAN_SOURCES }; /* of an engine at most */
 struct session_source {
     struct source *of;   /* the engine's */
     int32_t block;       /* rows of its blocks */
+    int32_t n_top;       /* candidates a place, where there are trees; 0: it offers none */
     int32_t first_layer; /* of its caches, in a list of all sources' layers */
     void *context;       /* what it keeps of the stream */
     int64_t width;       /* values of a row that a pass leaves for it; 0: none */
@@ -181,9 +182,10 @@ struct session {
     struct kn_tree *tree;             /* device: of the cycle that runs */
     struct kn_kv *tail;               /* [target n_layer] keys and values of its rows */
     struct kn_settle *settle;         /* [target n_layer] a list: what becomes of those that stay */
-    int32_t n_top;                    /* candidates a place */
+    int32_t n_top;                    /* candidates a place at most */
     int32_t *top_ids;                 /* device [longest block - 1, n_top] what a source proposes from */
     float *top_values;                /* the same: logits */
+    float *top_scores;                /* [longest block - 1, n_top, n_top], where a source has edges; NULL */
     struct kn_candidates *candidates; /* shared [SESSION_RESULTS], of the offers */
     struct session_ranked *ranked;    /* host [SESSION_RESULTS] the same, as planners see them */
 

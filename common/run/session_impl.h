@@ -3,6 +3,7 @@
 #ifndef DFLASH_SESSION_IMPL_H
 #define DFLASH_SESSION_IMPL_H
 
+#include "../model/draft.h"
 #include "engine.h"
 #include "planner.h"
 #include "session.h"
@@ -53,10 +54,23 @@ void session_use_sampler(struct session *s, const struct kn_sampler *sampler);
 int session_run_head(struct session *s, const struct model *m, int32_t row, int32_t n, struct err *e);
 /* An offer's candidates in the order of planners (planner.h), and the tree that was made of them. */
 struct session_ranked {
-    struct kn_candidates of;                  /* [block - 1, n_top] */
+    int32_t n_top;
+    int32_t ids[SESSION_MAX_ROWS * KN_TOP];   /* [block - 1, n_top] the first of a place is its proposal */
+    float logp[SESSION_MAX_ROWS * KN_TOP];    /* the same, behind the proposals */
+    int8_t from[SESSION_MAX_ROWS * KN_TOP];   /* the same: where in scores; -1: nowhere */
     struct plan_node nodes[SESSION_MAX_ROWS]; /* of its cycle, where that is a tree's */
     int8_t ranks[SESSION_MAX_ROWS];           /* that its picks were */
+    /* Behind other candidates: */
+    const struct session *s;
+    int32_t pos; /* of the anchor */
+    bool edges;
+    float row[KN_TOP];
+    float scores[SESSION_MAX_ROWS * KN_TOP * KN_TOP]; /* [block - 1, n_top, n_top] as op->edges left them */
 };
+/* plan_offer.behind; ctx: a struct session_ranked with edges. */
+const float *session_behind(void *ctx, int32_t place, int32_t rank);
+/* Where a source that has edges is to leave them; k 0 where it has none, or there are no trees. */
+struct draft_edges session_edges(const struct session *s, const struct session_source *x);
 
 /* session_tree.c. Room for trees, where options.tree wants them; and back. */
 int session_tree_new(struct session *s, struct err *e);

@@ -97,7 +97,7 @@ static int propose(struct session *s, struct session_source *x, bool all_rows, s
         int rc = s->op->pick(s->be, &pick);
         if (rc) return model_failed(x->of->model, "pick", rc, e);
     }
-    return 0;
+    return session_candidates(s, x, s->g->logits + (int64_t)all_rows * n_vocab, n, e);
 }
 
 static void *last(const struct session *s, const struct session_source *x, int32_t pos, size_t *n)
@@ -131,5 +131,6 @@ struct source source_assistant(struct model *m)
                            .model = m,
                            .rows = SESSION_MAX_ROWS,
                            .usual = m->d->block_size,
-                           .needs = {.hidden = true, .caches = true}};
+                           .needs = {.hidden = true, .caches = true},
+                           .tree = true};
 }

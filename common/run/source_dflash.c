@@ -99,8 +99,10 @@ static int propose(struct session *s, struct session_source *x, bool all_rows, s
                                      .n_vocab = n_vocab,
                                      .sampler = source_sampler(s),
                                      .out = s->d->ids + 1,
-                                     .logp = s->d->logp}};
-    return draft_propose(m, &t, e) || session_candidates(s, x, t.pick.logits, t.pick.n, e) ? -1 : 0;
+                                     .logp = s->d->logp},
+                            .edges = session_edges(s, x)};
+    if (draft_propose(m, &t, e)) return -1;
+    return t.edges.k ? 0 : session_candidates(s, x, t.pick.logits, t.pick.n, e);
 }
 
 static int save(struct session *s, struct session_source *x, struct snap_writer *w, struct err *e)
@@ -131,10 +133,12 @@ static const struct source_ops dflash = {.name = "dflash",
 
 struct source source_dflash(struct model *drafter)
 {
+    const struct draft_kind *kind = draft_kind_of(drafter->d);
     return (struct source){.op = &dflash,
                            .model = drafter,
                            .rows = desc_cycle_rows(drafter->d),
                            .mask = drafter->d->mask_id,
                            .needs = {.tapped = drafter->d},
-                           .tree = true};
+                           .tree = true,
+                           .edges = kind && kind->edges ? kind->edges(drafter->d) : 0};
 }

@@ -141,7 +141,7 @@ static int propose(struct session *s, struct session_source *x, bool all_rows, s
         int rc = s->op->pick(s->be, &pick);
         if (rc) return model_failed(x->of->model, "pick", rc, e);
     }
-    return 0;
+    return session_candidates(s, x, s->g->logits + (int64_t)all_rows * n_vocab, n, e);
 }
 
 /* ---- states: the cache, and the hidden state of the last position ---- */
@@ -180,5 +180,6 @@ struct source source_mtp(struct model *block)
                            .model = block,
                            .rows = SESSION_MAX_ROWS,
                            .usual = block->d->block_size,
-                           .needs = {.hidden = true}};
+                           .needs = {.hidden = true},
+                           .tree = true};
 }

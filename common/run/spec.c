@@ -81,7 +81,7 @@ static int write_draft_rows(struct session *s, const struct spec_options *o, str
 }
 
 /* The logits of the first block, from a draft of their own: the same bits as the first cycle's. */
-static int draft_logits(struct session *s, const struct spec_options *o, int32_t anchor, struct err *e)
+static int block_logits(struct session *s, const struct spec_options *o, int32_t anchor, struct err *e)
 {
     int32_t proposals[SESSION_MAX_ROWS];
     bool usable;
@@ -272,7 +272,7 @@ int spec_begin(struct spec_run *u, struct session *s, const struct spec_options 
     st->first_s = now() - start;
     if (write_out(s, o, st, &anchor, NULL, 1, &u->ended, e)) return -1;
     u->ended = u->ended || st->generated == o->n || interrupted(o, st);
-    if (!u->ended && draft_logits(s, o, anchor, e)) return -1;
+    if (!u->ended && block_logits(s, o, anchor, e)) return -1;
     u->start = now();
     if (session_cycles_begin(s, anchor, &o->sampler, e)) return -1;
     u->s = s;

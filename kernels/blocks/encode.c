@@ -195,7 +195,7 @@ int encode_with(const struct search *s, uint32_t type, const float *src, void *d
     case KN_IQ2_XS:
     case KN_IQ2_S:
     case KN_IQ3_XXS:
-    case KN_IQ3_S: return encode_grid(type, src, dst, n, importance);
+    case KN_IQ3_S: encode_grid(type, src, dst, n, importance); return 0;
     case KN_MXFP4: encode_mxfp4(src, dst, n, importance); return 0;
     default: return KN_ETYPE;
     }

@@ -11,7 +11,6 @@
 
 #include <math.h>
 #include <pthread.h>
-#include <stdlib.h>
 
 #define NEAR 12 /* points that a number has in its list */
 #define TURNS 3
@@ -21,14 +20,13 @@
 struct near {
     const struct grid_kind *kind;
     const uint32_t *points;
-    int base;            /* levels */
-    float half[8];       /* above half[l] the level is above l */
-    uint16_t *list;      /* [numbers][NEAR], the nearest first */
-    uint8_t exact[6561]; /* the number is a point */
-    float code[2048][8]; /* of the points, without sign */
+    int base;                  /* levels */
+    float half[8];             /* above half[l] the level is above l */
+    uint16_t list[6561][NEAR]; /* of each number, the nearest first */
+    uint8_t exact[6561];       /* the number is a point */
+    float code[1024][8];       /* of the points, without sign */
 };
 static struct near nears[5];
-static bool nears_made;
 
 static int level_at(uint32_t point, int i)
 {
@@ -36,14 +34,12 @@ static int level_at(uint32_t point, int i)
 }
 
 /* The NEAR points with the least distance from each number's codes; equal ones in order. */
-static int make_lists(struct near *n)
+static void make_lists(struct near *n)
 {
     const int values = n->kind->values, numbers = n->base == 3 ? 6561 : 4096;
-    n->list = malloc((size_t)numbers * NEAR * sizeof *n->list);
-    if (!n->list) return KN_EMEM;
     for (int m = 0; m < numbers; m++) {
         float at[8], best[NEAR];
-        uint16_t *list = n->list + (size_t)m * NEAR;
+        uint16_t *list = n->list[m];
         int count = 0, rest = m;
         for (int i = 0; i < values; i++, rest /= n->base) at[i] = (float)n->kind->code[rest % n->base];
         for (int p = 0; p < n->kind->points; p++) {
@@ -56,13 +52,11 @@ static int make_lists(struct near *n)
         }
         n->exact[m] = best[0] == 0;
     }
-    return 0;
 }
 
 static void make_nears(void)
 {
     static const uint32_t types[5] = {KN_IQ2_XXS, KN_IQ2_XS, KN_IQ2_S, KN_IQ3_XXS, KN_IQ3_S};
-    nears_made = true;
     for (int t = 0; t < 5; t++) {
         struct near *n = &nears[t];
         n->kind = grid_kind_of(types[t]);
@@ -73,7 +67,7 @@ static void make_nears(void)
         for (int p = 0; p < n->kind->points; p++)
             for (int i = 0; i < n->kind->values; i++)
                 n->code[p][i] = (float)n->kind->code[level_at(n->points[p], i)];
-        if (make_lists(n)) nears_made = false;
+        make_lists(n);
     }
 }
 
@@ -81,7 +75,6 @@ static const struct near *near_of(uint32_t type)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, make_nears);
-    if (!nears_made) return NULL;
     for (int t = 0; t < 5; t++)
         if (nears[t].kind->type == type) return &nears[t];
     return NULL;
@@ -128,7 +121,7 @@ static float choose_point(const struct near *n, const struct super_grid *z, int 
         while (level + 1 < n->base && v > n->half[level]) level++;
         number = number * n->base + level;
     }
-    const uint16_t *list = n->list + (size_t)number * NEAR;
+    const uint16_t *list = n->list[number];
     float best = INFINITY;
     int at = 0;
     for (int c = 0; c < (n->exact[number] ? 1 : NEAR); c++) {
@@ -288,14 +281,12 @@ static void encode_block(const struct near *n, const float *x, uint8_t *b, const
     kind->values == 8 ? pack_2(kind->type, &best, b) : pack_3(kind->type, &best, b);
 }
 
-int encode_grid(uint32_t type, const float *x, uint8_t *dst, int64_t n, const float *importance)
+void encode_grid(uint32_t type, const float *x, uint8_t *dst, int64_t n, const float *importance)
 {
     const struct near *near = near_of(type);
     const size_t bytes = kn_type_info(type)->bytes;
-    if (!near) return KN_EMEM;
     for (int64_t i = 0; i < n; i += 256, dst += bytes)
         encode_block(near, x + i, dst, importance ? importance + i : NULL);
-    return 0;
 }
 
 /* ---- MXFP4 ---- */

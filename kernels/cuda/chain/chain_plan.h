@@ -300,7 +300,7 @@ static inline int32_t widest_unit(const struct chain_step *s)
     return widest;
 }
 /* The step is of types that forms of K types alone lack: others than Q4_K, Q5_K and Q6_K; of those that only
- * forms of their own have: Q2_K, Q3_K, Q4_1, Q5_1. */
+ * forms of their own have: Q2_K, Q3_K, Q4_1, Q5_1, MXFP4. */
 bool chain_is_other(const struct chain_step *s);
 bool chain_is_low(const struct chain_step *s);
 /* The product as a step; false: no chain has such. */

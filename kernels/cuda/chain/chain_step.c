@@ -23,7 +23,7 @@ bool chain_is_low(const struct chain_step *s)
     bool low = false;
     for (int32_t j = 0; j < s->n_m; j++)
         low |= s->m[j].type == KN_Q2_K || s->m[j].type == KN_Q3_K || s->m[j].type == KN_Q4_1 ||
-               s->m[j].type == KN_Q5_1;
+               s->m[j].type == KN_Q5_1 || s->m[j].type == KN_MXFP4;
     return low;
 }
 bool chain_is_other(const struct chain_step *s)
@@ -69,7 +69,7 @@ static bool items_of(const struct cuda_device *dev, const struct chain_product *
     for (int32_t j = 0; j < p->n_w; j++) {
         const struct kn_weight *w = p->w[j];
         const struct mm_type *t = product_type_of(w->type);
-        if (!t || t->act != act || w->type == KN_MXFP4) return false;
+        if (!t || t->act != act) return false;
         if (j == 0 || !p->gated) s->pairs += (int32_t)((w->n_out + 15) / 16);
         s->m[j] = (struct chain_matrix){(const uint8_t *)w->packed,
                                         p->out[j],

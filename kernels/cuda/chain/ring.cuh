@@ -219,7 +219,7 @@ DEV chain_room chain_room_at(uint8_t *smem)
  * codes: code_keys of chain/codes.cuh. items: some steps have weights of types other than K, as
  * chain/items.cuh knows them. held: keys and values of a short context have a place in the ring, a tile of
  * which nothing is copied: who attends fills it. writer: a warp of its own writes outputs of early pairs
- * (early_of). low: some are of Q2_K, Q3_K, Q4_1 or Q5_1. */
+ * (early_of). low: some are of Q2_K, Q3_K, Q4_1, Q5_1 or MXFP4. */
 struct near_keys {
     static constexpr bool ring = false, codes = false, nets = false, wide = false, post = false,
                           items = false, held = false, low = false, writer = true;

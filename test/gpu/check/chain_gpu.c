@@ -96,6 +96,8 @@ static struct kn_weight weight(uint32_t type, int64_t n_in, int64_t n_out)
                                                           : (rnd() & 0x83ff) | (0x2000 + (rnd() % 3 << 10)));
             memcpy(b, &h, 2);
             if (rnd() % 64 == 0) memset(b, 0, 2);
+        } else if (type == KN_MXFP4) {
+            b[0] = (uint8_t)(112 + rnd() % 6); /* 2^-15 and more */
         } else if (t->block == 32) {
             set_half(b, (type == KN_Q8_0 ? 0.0005f : type == KN_IQ4_NL ? 0.0003f : 0.004f) * u);
             if (type == KN_Q4_1 || type == KN_Q5_1) set_half(b + 2, 0.004f * u);
@@ -176,6 +178,8 @@ static const struct shape shapes[] = {
     {"1280 768, Q5_1 Q4_1", 1280, 768, 6, 6, 3, 768, M5, M4, M5, M4, M5, KN_BF16, true, true, true, false},
     {"1280 2304, low types beside others", 1280, 2304, 6, 2, 4, 768, K2, Q8, M5, K3, KN_F16, KN_F16, true,
      true, true, false},
+    {"512 1024, MXFP4", 512, 1024, 4, 2, 3, 256, KN_MXFP4, KN_MXFP4, KN_MXFP4, KN_MXFP4, KN_MXFP4, KN_F16,
+     true, true, true, false},
     {"256 512, 20 heads over 1", 256, 512, 20, 1, 3, 256, K4, K4, K4, K4, K4, KN_F16, true, true, true, true},
     {"Qwen3-8B, Q3_K_M", 4096, 12288, 32, 8, 12, 4096, K4, K3, K4, K3, K5, KN_F16, true, true, false, false},
     {"Qwen3-8B, Q2_K", 4096, 12288, 32, 8, 12, 4096, K3, K2, K3, K2, K3, KN_F16, true, true, false, false},

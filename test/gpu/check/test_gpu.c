@@ -448,6 +448,48 @@ static void check_offer(void)
     }
 }
 
+/* Candidates and their scores that go with an offer. */
+static void check_candidates(void)
+{
+    static const int c[][2] = {{2, 1}, {16, 16}, {64, 32}}; /* n, candidates */
+    for (size_t k = 0; k < sizeof c / sizeof *c; k++) {
+        const int n = c[k][0], top = c[k][1], all = (n - 1) * top;
+        static struct offered in;
+        static int32_t ids[63 * KN_TOP];
+        static float values[63 * KN_TOP], scores[63 * KN_TOP * KN_TOP];
+        struct kn_offer *shared = kn_op(gpu)->alloc_shared(gpu, sizeof in.offer);
+        struct kn_candidates *to = kn_op(gpu)->alloc_shared(gpu, 3 * sizeof *to);
+        if (!shared || !to) die("alloc_shared", kn_message(gpu));
+        in.number = (uint32_t)k + 1;
+        for (int i = 0; i < all; i++) ids[i] = i * 3, values[i] = (float)i / 7;
+        for (int i = 0; i < all * top; i++) scores[i] = (float)i / 3;
+        struct offered *d = put(gpu, &in, sizeof in);
+        int32_t *di = put(gpu, ids, (size_t)all * 4);
+        float *dv = put(gpu, values, (size_t)all * 4), *ds = put(gpu, scores, (size_t)(all * top) * 4);
+        const struct kn_offering a = {.ids = d->ids,
+                                      .logp = d->logp,
+                                      .pos = &d->pos,
+                                      .n = n,
+                                      .stamp = &d->stamp,
+                                      .number = &d->number,
+                                      .offers = shared,
+                                      .n_offers = 3,
+                                      .top_ids = di,
+                                      .top_values = dv,
+                                      .top_scores = ds,
+                                      .top = top,
+                                      .candidates = to};
+        must(gpu, "offer", kn_op(gpu)->offer(gpu, &a));
+        must(gpu, "await", kn_op(gpu)->await(gpu, &shared[in.number % 3].number, in.number + 1));
+        const struct kn_candidates *got = &to[in.number % 3];
+        verdict(!memcmp(got->ids, ids, (size_t)all * 4) && !memcmp(got->values, values, (size_t)all * 4) &&
+                    !memcmp(got->scores, scores, (size_t)(all * top) * 4),
+                "offer of %d places of %d candidates and their scores", n - 1, top);
+        drop(gpu, d), drop(gpu, di), drop(gpu, dv), drop(gpu, ds);
+        kn_op(gpu)->free_shared(gpu, shared), kn_op(gpu)->free_shared(gpu, to);
+    }
+}
+
 static void check_keep(void)
 {
     enum { SLOTS = 64 };
@@ -606,6 +648,7 @@ int main(int argc, char **argv)
             check_walk(samplers, sizeof samplers / sizeof *samplers);
             check_accept();
             check_offer();
+            check_candidates();
             check_keep();
             check_refusals();
         }

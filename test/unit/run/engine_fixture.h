@@ -34,7 +34,7 @@ static inline struct model *load(const char *path, struct kn_backend *b)
 
 /* One way to generate; zero: the plain one. */
 struct way {
-    int prompt, chunk, block, width, draft_window, kv_host, pool;
+    int prompt, chunk, block, width, draft_window, kv_host, pool, tree;
     uint32_t kv;                     /* of keys and values of all layers; 0: f16 */
     const struct kn_kv_types *types; /* [TINY_LAYERS] of the target, then [TINY_DRAFT_LAYERS]; NULL: as kv */
     bool drafter, draft_greedy, state, append;
@@ -58,6 +58,7 @@ static inline struct session *start(const struct way *y, struct model *t, struct
     const struct session_options o = {.ctx = y->prompt + N_NEW + MAX_BLOCK,
                                       .chunk = y->chunk,
                                       .block = y->block,
+                                      .tree = d ? y->tree : 0,
                                       .draft_window = y->draft_window,
                                       .draft_greedy = y->draft_greedy,
                                       .kv_host = y->kv_host,
@@ -97,6 +98,7 @@ static inline void run(const struct way *y, struct run *r)
     const struct spec_options o = {.n = N_NEW,
                                    .sampler = y->sampler.top_p > 0 ? y->sampler : greedy,
                                    .width = y->width,
+                                   .tree = y->drafter ? y->tree : 0,
                                    .tokens = take_tokens,
                                    .proposals = take_proposals,
                                    .ctx = r};
