@@ -280,7 +280,7 @@ $(BUILD)/test/make_dialects: test/make_dialects.c test/dialect_files.h $(LIB)
 $(DIALECTS)/made: $(BUILD)/test/make_dialects $(DENSE)/drafter-q4_k_m.gguf
 	@mkdir -p $(@D)
 	$(SAY) GGUF $(@D)
-	$(Q)$< $(DENSE)/drafter-q4_k_m.gguf $(@D) && touch $@
+	$(Q)rm -rf $(@D)/types && $< $(DENSE)/drafter-q4_k_m.gguf $(@D) && touch $@
 
 RELATIVE := $(foreach k,$(RELATIVES),$k-bf16 $k-q4_k_m)
 # The targets with heads of 128 that compute the same: tq3_0's groups do not fit into 64.

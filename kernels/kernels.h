@@ -71,13 +71,15 @@ enum kn_type {
 
 struct kn_type_info {
     uint32_t type;
-    const char *name;  /* upper case, as the ecosystem writes it: "Q4_K" */
-    uint32_t block;    /* elements a block */
-    uint32_t bytes;    /* bytes a block */
-    bool can_decode;   /* kn_decode_row knows it */
-    bool can_encode;   /* kn_encode_row knows it */
-    bool can_multiply; /* op->weight_load with KN_USE_LINEAR takes it */
+    const char *name; /* upper case, as the ecosystem writes it: "Q4_K" */
+    uint32_t block;   /* elements a block */
+    uint32_t bytes;   /* bytes a block */
+    bool can_decode;  /* kn_decode_row knows it */
+    bool can_encode;  /* kn_encode_row knows it */
 };
+/* Does weight_load with KN_USE_LINEAR take it there? The tables that it asks; no device is needed. */
+bool kn_cpu_multiplies(uint32_t type);
+bool kn_cuda_multiplies(uint32_t type);
 const struct kn_type_info *kn_type_info(uint32_t type);       /* NULL: unknown number */
 const struct kn_type_info *kn_type_by_name(const char *name); /* any case; NULL: unknown name */
 /* Bytes of n elements in a row; 0 if n is not a multiple of the block or the type is unknown. */

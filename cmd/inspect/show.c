@@ -348,6 +348,13 @@ static void json_finding(const struct check_finding *f, const char *level)
         json_object_set_new(line, "expected", json_text(f->expected, strlen(f->expected)));
     if (line && f->found) json_object_set_new(line, "found", json_text(f->found, strlen(f->found)));
     if (line && f->hint) json_object_set_new(line, "hint", json_text(f->hint, strlen(f->hint)));
+    const struct check_type *t = f->type;
+    if (line && t)
+        json_object_set_new(line, "type",
+                            json_pack("{s:s,s:I,s:I,s:b,s:b,s:b,s:b}", "name", t->name, "tensors",
+                                      (json_int_t)t->tensors, "bytes", (json_int_t)t->bytes, "decoded",
+                                      t->decodes, "multiplied_cpu", t->cpu, "multiplied_cuda", t->cuda,
+                                      "written", t->encodes));
     show_json_line(line);
 }
 

@@ -18,6 +18,7 @@ struct report {
     check_fn fn;
     void *ctx;
     int bad;
+    const struct check_type *type; /* of the finding that is said */
 };
 
 static void say(struct report *r, enum check_level level, const char *hint, const char *subject,
@@ -32,7 +33,8 @@ static void say(struct report *r, enum check_level level, const char *hint, cons
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     if (level == CHECK_BAD) r->bad++;
-    r->fn(r->ctx, &(struct check_finding){.level = level, .subject = subject, .text = text, .hint = hint});
+    r->fn(r->ctx, &(struct check_finding){
+                      .level = level, .subject = subject, .text = text, .hint = hint, .type = r->type});
 }
 
 /* Where an open failed: a malformed file is a finding, anything else is the caller's error. */
@@ -210,20 +212,62 @@ static int check_imatrix(struct report *r, const struct gguf *g, const struct de
     return io_maps_check(e);
 }
 
-/* What a run would say before it reads any weight. */
+/* What a run would say before it reads any weight, on the CPU and on CUDA. */
 static void check_use(struct report *r, const struct gguf *g, const struct desc *d, bool for_use)
 {
+    static const usable_fn multiplies[] = {kn_cpu_multiplies, kn_cuda_multiplies, usable_any};
+    static const char hint[] =
+        "a file of a type of docs/types.md; dflash-convert makes one of the checkpoint";
     const enum check_level level = for_use ? CHECK_BAD : CHECK_WARN;
-    char types[256];
+    char types[3][256];
     int64_t n;
     struct err why = {0};
-    const struct gguf_tensor *t = usable_types(g, d, &n, types, sizeof types);
+    const struct gguf_tensor *t[3];
+    for (int i = 0; i < 3; i++) t[i] = usable_types(g, d, multiplies[i], &n, types[i], sizeof types[i]);
     if (desc_runnable(d, &why)) say(r, level, NULL, "use", "%s", why.msg);
-    if (t)
-        say(r, level, "a file of a type of docs/types.md; dflash-convert makes one of the checkpoint", "use",
-            "cannot be run here: no products with %s, the first is %s", types, t->name);
-    else if (!why.code)
-        say(r, CHECK_OK, NULL, "use", "every matrix is of a type that is multiplied here");
+    if (t[2])
+        say(r, level, hint, "use", "cannot be run here: no products with %s, the first is %s", types[2],
+            t[2]->name);
+    for (int i = 0; i < 2 && !t[2]; i++)
+        if (t[i])
+            say(r, CHECK_WARN, hint, "use", "cannot be run on %s: no products with %s, the first is %s",
+                i ? "CUDA" : "the CPU", types[i], t[i]->name);
+    if (!t[2] && !why.code)
+        say(r, CHECK_OK, NULL, "use", "every matrix is of a type that is multiplied %s",
+            t[0]   ? "on CUDA"
+            : t[1] ? "on the CPU"
+                   : "on the CPU and on CUDA");
+}
+
+/* What each type in the file is good for, in the order of its first tensor. */
+static void check_types(struct report *r, const struct gguf *g)
+{
+    for (uint64_t i = 0; i < g->n_tensors; i++) {
+        const uint32_t type = g->tensor[i].type;
+        const struct kn_type_info *ti = kn_type_info(type);
+        struct check_type c = {.name = ti->name, .decodes = ti->can_decode, .encodes = ti->can_encode};
+        char subject[64];
+        bool told = false;
+        for (uint64_t j = 0; j < g->n_tensors; j++) {
+            if (g->tensor[j].type != type) continue;
+            told |= j < i;
+            c.tensors++;
+            c.bytes += g->tensor[j].bytes;
+        }
+        if (told) continue;
+        c.cpu = kn_cpu_multiplies(type);
+        c.cuda = kn_cuda_multiplies(type);
+        snprintf(subject, sizeof subject, "type %s", ti->name);
+        r->type = &c;
+        say(r, CHECK_OK, NULL, subject, "%lld tensor%s: read, %sdecoded, %s, %swritten by dflash-quantize",
+            (long long)c.tensors, c.tensors == 1 ? "" : "s", c.decodes ? "" : "not ",
+            c.cpu && c.cuda ? "multiplied on the CPU and on CUDA"
+            : c.cpu         ? "multiplied on the CPU alone"
+            : c.cuda        ? "multiplied on CUDA alone"
+                            : "not multiplied",
+            c.encodes ? "" : "not ");
+        r->type = NULL;
+    }
 }
 
 /* A vocabulary alone, for programs that tokenize: keys of an architecture and no tensor. */
@@ -242,7 +286,7 @@ static int check_vocabulary(struct report *r, const struct gguf *g, const struct
 int check_gguf(const char *path, const struct desc_override *o, bool for_use, int threads, check_fn fn,
                void (*progress)(void *, uint64_t, uint64_t), void *ctx, struct err *e)
 {
-    struct report r = {fn, ctx, 0};
+    struct report r = {.fn = fn, .ctx = ctx};
     struct gguf *g = NULL;
     struct desc *d = NULL;
     struct err mine = {0};
@@ -299,6 +343,7 @@ int check_gguf(const char *path, const struct desc_override *o, bool for_use, in
                 d->arch_name);
         check_use(&r, g, d, for_use);
     }
+    check_types(&r, g);
     int rc = check_tokenizer(&r, g, d && desc_drafts(d), e) || scan_tensors(&r, g, threads, progress, e) ||
              io_maps_check(e);
     desc_free(d);
@@ -309,7 +354,7 @@ int check_gguf(const char *path, const struct desc_override *o, bool for_use, in
 int check_safetensors(const char *path, int threads, check_fn fn,
                       void (*progress)(void *, uint64_t, uint64_t), void *ctx, struct err *e)
 {
-    struct report r = {fn, ctx, 0};
+    struct report r = {.fn = fn, .ctx = ctx};
     struct st *s = NULL;
     struct err mine = {0};
     uint64_t total = 0, done = 0;

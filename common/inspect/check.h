@@ -11,18 +11,27 @@
 #include "../base/err.h"
 
 enum check_level { CHECK_OK, CHECK_WARN, CHECK_BAD };
+/* What a type of a file's tensors is good for here, by the tables of the codecs and of both backends. All
+ * types that are known are read. */
+struct check_type {
+    const char *name;
+    int64_t tensors;
+    uint64_t bytes;
+    bool decodes, encodes, cpu, cuda; /* cpu, cuda: multiplied there */
+};
 struct check_finding {
     enum check_level level;
     const char *subject; /* "tensor blk.0.attn_q.weight", "taps", ... */
     const char *text;
-    const char *hint;             /* or NULL */
-    const char *expected, *found; /* of a misfit of a pair; else NULL */
+    const char *hint;              /* or NULL */
+    const char *expected, *found;  /* of a misfit of a pair; else NULL */
+    const struct check_type *type; /* of a finding about a type; else NULL */
 };
 typedef void (*check_fn)(void *ctx, const struct check_finding *f);
 
 /* A GGUF: structure, keys and types known, keys agree with tensor shapes, a tokenizer that can be used, no
- * NaN or Inf in any decodable tensor; and whether it can be run here, which is bad where not only if for_use.
- * o->kv: keys as if the file had these values.
+ * NaN or Inf in any decodable tensor; what each type is good for; and whether it can be run here, on the CPU
+ * and on CUDA, which is bad where neither does only if for_use. o->kv: keys as if the file had these values.
  * threads: 0 = all. progress may be NULL: bytes examined of total. */
 int check_gguf(const char *path, const struct desc_override *o, bool for_use, int threads, check_fn fn,
                void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx, struct err *e);

@@ -597,7 +597,7 @@ static void see_types(struct doctor *p)
         char types[256];
         int64_t n;
         const struct gguf_tensor *t =
-            usable_types(i ? p->dg : p->tg, i ? p->d : p->t, &n, types, sizeof types);
+            usable_types(i ? p->dg : p->tg, i ? p->d : p->t, usable_any, &n, types, sizeof types);
         if (t)
             misfit(p, "types",
                    textf("%s's %s cannot be multiplied here", i ? "the drafter" : "the target", t->name),

@@ -5,7 +5,12 @@
 #include <stdio.h>
 #include <string.h>
 
-static bool takes(const struct gguf_tensor *t)
+bool usable_any(uint32_t type)
+{
+    return kn_cpu_multiplies(type) || kn_cuda_multiplies(type);
+}
+
+static bool takes(const struct gguf_tensor *t, usable_fn multiplies)
 {
     const struct kn_type_info *ti = kn_type_info(t->type);
     const size_t n = strlen(t->name);
@@ -13,7 +18,7 @@ static bool takes(const struct gguf_tensor *t)
     const bool weight = n > 7 && !strcmp(t->name + n - 7, ".weight");
     if (!strcmp(t->name, "d2t")) return t->type == KN_I64;
     if (t->n_dims < 2 || !weight || strstr(t->name, "ssm_conv1d")) return ti->can_decode;
-    return ti->can_multiply;
+    return multiplies(t->type);
 }
 
 /* Of a block behind those that are run, or before. */
@@ -24,8 +29,8 @@ static bool left_out(const struct gguf_tensor *t, const struct desc *d)
            (layer < d->first_block || layer >= d->first_block + d->n_layer);
 }
 
-const struct gguf_tensor *usable_types(const struct gguf *g, const struct desc *d, int64_t *n, char *text,
-                                       size_t size)
+const struct gguf_tensor *usable_types(const struct gguf *g, const struct desc *d, usable_fn multiplies,
+                                       int64_t *n, char *text, size_t size)
 {
     const struct gguf_tensor *first = NULL;
     *n = 0;
@@ -34,12 +39,12 @@ const struct gguf_tensor *usable_types(const struct gguf *g, const struct desc *
         const struct gguf_tensor *t = &g->tensor[i];
         int64_t same = 0;
         bool told = false;
-        if (takes(t) || left_out(t, d)) continue;
+        if (takes(t, multiplies) || left_out(t, d)) continue;
         if (!first) first = t;
         (*n)++;
         for (uint64_t j = 0; j < g->n_tensors; j++) {
             const struct gguf_tensor *u = &g->tensor[j];
-            if (u->type != t->type || takes(u) || left_out(u, d)) continue;
+            if (u->type != t->type || takes(u, multiplies) || left_out(u, d)) continue;
             told |= j < i;
             same++;
         }

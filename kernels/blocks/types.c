@@ -4,9 +4,9 @@
 #include <strings.h>
 
 /* Types 4, 5, 31..33 and 36..38 existed once and were withdrawn by the format; a file with one is refused. */
-#define PLAIN false, false, false
-#define FULL true, true, true
-#define READ true, false, true
+#define PLAIN false, false
+#define FULL true, true
+#define READ true, false
 static const struct kn_type_info table[] = {
     {KN_F32, "F32", 1, 4, FULL},
     {KN_F16, "F16", 1, 2, FULL},
@@ -34,7 +34,7 @@ static const struct kn_type_info table[] = {
     {KN_I16, "I16", 1, 2, PLAIN},
     {KN_I32, "I32", 1, 4, PLAIN},
     {KN_I64, "I64", 1, 8, PLAIN},
-    {KN_F64, "F64", 1, 8, true, false, false},
+    {KN_F64, "F64", 1, 8, READ},
     {KN_IQ1_M, "IQ1_M", 256, 56, READ},
     {KN_BF16, "BF16", 1, 2, FULL},
     {KN_TQ1_0, "TQ1_0", 256, 54, PLAIN},

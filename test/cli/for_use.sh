@@ -25,3 +25,7 @@ for f in "$DATA"/dialects/relative-{biased,sinks}.gguf; do
 done
 status dflash-inspect --for-use "$T" && cat err
 status dflash-inspect --check --for-use "$SRC/data/pair/drafter" && cat err
+# what each type is good for
+dflash-inspect --check "$DATA/dialects/types/NVFP4.gguf" | grep '^ok *type'
+dflash-inspect --check --json "$DATA/dialects/types/NVFP4.gguf" | grep -o '"name":"NVFP4".*'
+dflash-inspect --check "$T" | grep 'use:'

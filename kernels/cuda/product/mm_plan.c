@@ -34,6 +34,11 @@ const struct mm_type *product_type_of(uint32_t type)
     return NULL;
 }
 
+bool kn_cuda_multiplies(uint32_t type)
+{
+    return product_type_of(type) != NULL;
+}
+
 /* ---- what decides bits ---- */
 
 /* By the shape and the type alone. 8-bit kinds: four, two panels a block at a time, eight where rows are so

@@ -78,6 +78,19 @@ static void test_types(void **state)
     assert_null(kn_type_by_name(""));
     static const uint32_t withdrawn[] = {4, 5, 31, 32, 33, 36, 37, 38, 43, KN_TYPE_NONE};
     for (size_t i = 0; i < sizeof withdrawn / sizeof *withdrawn; i++) assert_null(kn_type_info(withdrawn[i]));
+    /* docs/types.md: both backends multiply the same 23, all of which are decoded */
+    int cpu = 0, cuda = 0;
+    for (uint32_t t = 0; t < 100; t++) {
+        const struct kn_type_info *info = kn_type_info(t);
+        assert_true(info ? info->can_decode || !kn_cpu_multiplies(t) : !kn_cpu_multiplies(t));
+        assert_int_equal(kn_cpu_multiplies(t), kn_cuda_multiplies(t));
+        cpu += kn_cpu_multiplies(t);
+        cuda += kn_cuda_multiplies(t);
+    }
+    assert_int_equal(cpu, 23);
+    assert_int_equal(cuda, 23);
+    assert_false(kn_cpu_multiplies(KN_F64) || kn_cuda_multiplies(KN_NVFP4) ||
+                 kn_cpu_multiplies(KN_TYPE_NONE));
     assert_int_equal(kn_row_bytes(KN_Q4_K, 255), 0);
     assert_int_equal(kn_row_bytes(KN_Q8_0, 33), 0);
     assert_int_equal(kn_row_bytes(KN_Q8_0, -32), 0);
