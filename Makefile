@@ -121,8 +121,8 @@ $(CUDA_STAMP):
 	@rm -f $(BUILD)/.cuda-*
 	@touch $@
 
-# The commit, with a + behind it where files of it were changed; empty where this is no clone.
-COMMIT := $(shell [ -e .git ] && git describe --always --dirty=+ --abbrev=12 --exclude='*' 2>/dev/null)
+# The commit, with a + behind it where files of it were changed; a tarball of `make dist` has it in .commit. Else empty.
+COMMIT := $(shell if [ -e .git ]; then git describe --always --dirty=+ --abbrev=12 --exclude='*' 2>/dev/null; else cat .commit 2>/dev/null; fi)
 COMMIT_STAMP := $(OBJ)/cmd/.commit-$(COMMIT)
 $(COMMIT_STAMP):
 	@mkdir -p $(@D)
@@ -233,7 +233,7 @@ $(BUILD)/test/offers: test/reference/offers.c $(LIB)
 DENSE := $(BUILD)/pair
 HYBRID := $(BUILD)/pair-hybrid
 # Every matrix in one of these; as recipes of dflash-quantize they are mixes.
-LOW := iq4_nl iq4_xs q3_k q2_k
+LOW := iq4_nl iq4_xs q3_k q2_k iq3_s iq2_xxs mxfp4
 RELATIVES := dflash2 dspark domino block
 define pair_rules
 $(BUILD)/$1/target-%.gguf: data/$1/target/model.safetensors $(BIN)/dflash-convert
@@ -300,6 +300,15 @@ $(BUILD)/test/lossless: test/lossless.c $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
+
+# What each type of weights costs the pairs: the tables of docs/perplexity.md, made anew.
+QUALITY_TYPES := f32 f16 bf16 q8_0 q6_k q5_k q5_0 q4_k q4_k_m q4_0 $(LOW)
+QUALITY_FILES := $(foreach p,$(DENSE) $(HYBRID),$(QUALITY_TYPES:%=$p/target-%.gguf))
+.PHONY: docs-quality
+docs-quality: all $(QUALITY_FILES)
+	$(Q)sed '/^| pair/,$$d' docs/perplexity.md >$(BUILD)/quality.md
+	$(Q)data/quality.sh $(BIN) $(DENSE) $(QUALITY_TYPES) >>$(BUILD)/quality.md && echo >>$(BUILD)/quality.md
+	$(Q)data/quality.sh $(BIN) $(HYBRID) $(QUALITY_TYPES) >>$(BUILD)/quality.md && mv $(BUILD)/quality.md docs/perplexity.md
 
 # Calls that fail: every program with the nth allocation, read, write ... failing (test/inject). `make test` has INJECT_POINTS
 # of each kind a program; `make test-faults` those that stand for every path of calls; FAULTS=all is every single one.
@@ -449,6 +458,9 @@ GPU_SUITES = "gpu/mm=$(BUILD)/test/mm_gpu check" \
     "gpu/lossless-pair-mtp=$(GPU_LOSSLESS) $(MTP) $(LOSSLESS_PROMPT) --untrained --device cuda --types $(HYBRID_TYPES)" \
     "gpu/lossless-kv=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --types wide --kv" \
     "gpu/lossless-kv-hybrid=$(GPU_LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --types wide --kv" \
+    "gpu/lossless-kv-host=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --kv-host" \
+    "gpu/lossless-kv-host-hybrid=$(GPU_LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --kv-host --types $(HYBRID_TYPES)" \
+    "gpu/lossless-kv-host-wide=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --kv-host --types wide --kv" \
     "gpu/family=DEVICE=cuda test/family/check_families.sh $(BIN) $(BUILD)/test/family-cuda"
 
 # What a turn of a chat costs, from a state and anew, over random weights of Qwen3-0.6B (400 MB): minutes on two cores.
@@ -590,24 +602,65 @@ PAIR ?= pair
 demo: all
 	@data/demo.sh $(BIN) $(BUILD)/demo data/$(PAIR)
 
-# The benchmark matrix on the pair: resumes where it stopped; the report is $(BUILD)/matrix/report.md.
+# The benchmark matrix on the pair, by classes of prompts: resumes where it stopped; the report is $(BUILD)/matrix/report.md.
 # MATRIX="..." adds or changes flags of dflash-bench matrix.
+BENCH_PROMPTS ?= $(foreach c,code maths prose chat edit needle,$(wildcard data/prompts/$c-*.txt))
 .PHONY: bench
 bench: all
 	@mkdir -p $(BUILD)/matrix
 	@PATH="$(abspath $(BIN)):$$PATH" dflash-bench matrix --target data/$(PAIR)/target --drafter data/$(PAIR)/drafter --out $(BUILD)/matrix \
-	    $(MATRIX) $(wildcard data/prompts/*-medium.txt) > $(BUILD)/matrix/matrix.mk
+	    $(MATRIX) $(BENCH_PROMPTS) > $(BUILD)/matrix/matrix.mk
 	+@PATH="$(abspath $(BIN)):$$PATH" $(MAKE) --no-print-directory -f $(BUILD)/matrix/matrix.mk report
 	@cat $(BUILD)/matrix/report.md
 
-# Programs, manual pages, and the pages that these name.
-DOC_ROOMS := docs docs/design docs/speed
-.PHONY: install
-install: all
-	install -d "$(DESTDIR)$(PREFIX)/bin" "$(DESTDIR)$(PREFIX)/share/man/man1" $(DOC_ROOMS:%="$(DESTDIR)$(PREFIX)/share/doc/dflash.c/%")
-	install -m 755 $(PROGRAMS) $(SCRIPTS) "$(DESTDIR)$(PREFIX)/bin"
-	install -m 644 docs/dflash*.1 "$(DESTDIR)$(PREFIX)/share/man/man1"
-	$(foreach d,$(DOC_ROOMS),install -m 644 $(filter-out %-log.md,$(wildcard $d/*.md)) "$(DESTDIR)$(PREFIX)/share/doc/dflash.c/$d" && ):
+# Completions for bash, zsh and fish, made of what the programs' --help prints.
+COMPLETIONS := $(BUILD)/completions
+.PHONY: completions
+completions: | all
+	$(SAY) SHELL $(COMPLETIONS)
+	$(Q)cmd/package/completions.sh $(BIN) $(COMPLETIONS)
+
+# What is installed, MODE:SOURCE:PLACE below PREFIX: programs, manual pages, completions, the licence, and the pages and clients that
+# these name. `make uninstall` takes away these, and folders of ours that are empty then.
+DOC       := share/doc/dflash.c
+NAMES     := $(notdir $(PROGRAMS) $(SCRIPTS))
+INSTALLED := $(foreach p,$(PROGRAMS) $(SCRIPTS),755:$p:bin/$(notdir $p)) \
+    $(foreach p,$(wildcard docs/dflash*.1),644:$p:share/man/man1/$(notdir $p)) \
+    $(foreach p,$(filter-out %-log.md,$(wildcard docs/*.md docs/*/*.md docs/*/*.yml)),644:$p:$(DOC)/$p) \
+    $(foreach p,$(wildcard data/clients/*.py data/clients/*.sh),755:$p:$(DOC)/$p) 644:LICENSE:$(DOC)/LICENSE \
+    $(foreach n,$(NAMES),644:$(COMPLETIONS)/bash/$n:share/bash-completion/completions/$n) \
+    $(foreach n,$(NAMES),644:$(COMPLETIONS)/fish/$n.fish:share/fish/vendor_completions.d/$n.fish) \
+    644:$(COMPLETIONS)/zsh/_dflash:share/zsh/site-functions/_dflash
+.PHONY: install uninstall
+install: all completions
+	$(Q)set -e; for f in $(INSTALLED); do IFS=:; set -- $$f; unset IFS; \
+	    install -D -m $$1 "$$2" "$(DESTDIR)$(PREFIX)/$$3"; done
+	@echo "installed $(words $(INSTALLED)) files below $(DESTDIR)$(PREFIX)"
+uninstall:
+	$(Q)set -e; for f in $(INSTALLED); do rm -f "$(DESTDIR)$(PREFIX)/$${f##*:}"; done; \
+	    ! [ -d "$(DESTDIR)$(PREFIX)/$(DOC)" ] || find "$(DESTDIR)$(PREFIX)/$(DOC)" -depth -type d -empty -delete
+
+# A tarball of the commit, which builds and tests as a clone does; .commit in it is what --version says.
+VERSION := $(shell sed -n 's/^\#define DFLASH_VERSION "\(.*\)"/\1/p' cmd/cli.h)
+DIST    := dflash.c-$(VERSION)
+.PHONY: dist
+dist:
+	@[ -e .git ] || { echo "make dist needs a clone (this is a tarball)" >&2; exit 2; }
+	@[ -z "$$(git status --porcelain)" ] || echo "make dist: the tarball is of the commit: changes of this tree are not in it" >&2
+	@mkdir -p $(BUILD)
+	$(SAY) DIST $(BUILD)/$(DIST).tar.gz
+	$(Q)git archive --prefix=$(DIST)/ --add-virtual-file=$(DIST)/.commit:$$(git describe --always --abbrev=12 --exclude='*') \
+	    --format=tar.gz -o $(BUILD)/$(DIST).tar.gz.tmp HEAD && mv $(BUILD)/$(DIST).tar.gz.tmp $(BUILD)/$(DIST).tar.gz
+
+# A Debian package of what is installed, for machines as this one: it depends on the packages that its libraries come from here.
+.PHONY: deb
+deb: all completions
+	$(Q)cmd/package/deb.sh $(BUILD) $(VERSION)$(if $(COMMIT),+$(subst +,.changed,$(COMMIT))) $(MAKE)
+
+# Tests of what is handed on: the tarball, unpacked, builds a program that works; the package installs, runs and goes.
+.PHONY: test-package
+test-package: all
+	@$(RUN) package $(BUILD)/test/package.log "package=test/package/package.sh $(BUILD)"
 
 .PHONY: help
 help:
@@ -621,7 +674,8 @@ help:
 	@echo "make fuzz            libFuzzer on every parser (clang)"
 	@echo "make bench           the benchmark matrix;  make bench-turns: what a turn of a chat costs"
 	@echo "make bench-gpu       passes, cycles and mixtures on a device; bench-mixes: files of several types"
-	@echo "make install PREFIX=/usr/local"
+	@echo "make install PREFIX=/usr/local; make uninstall takes the same files away;  make completions: for bash, zsh and fish"
+	@echo "make deb             a Debian package;  make dist: a tarball;  make test-package: both are tried"
 	@echo "CUDA_ARCHS='80 90a' CUDA_PTX=80: machine code of these, and what newer drivers compile for newer devices"
 	@echo "CUDA=0|1  DEBUG_SYNC=1  WERROR=1  SANITIZE=address,undefined  V=1"
 

@@ -176,6 +176,20 @@ void cli_check_text(const struct cli *c, const char *flag, const char *text)
     }
 }
 
+uint64_t cli_bytes(const struct cli *c, const char *flag, const char *text)
+{
+    static const char units[] = "KMG";
+    char *end;
+    errno = 0;
+    unsigned long long v = strtoull(text, &end, 10);
+    const char *unit = *end ? strchr(units, *end) : NULL;
+    bool bad = *text < '0' || *text > '9' || errno || !v || (*end && (!unit || end[1]));
+    for (const char *u = units; !bad && unit && u <= unit; u++) bad = __builtin_mul_overflow(v, 1000ull, &v);
+    if (bad)
+        cli_usage_error(c, "%s: not a number of bytes (expected such as 500M or 2G, got %s)", flag, text);
+    return v;
+}
+
 bool cli_is_stdin(const char *path)
 {
     struct stat x, in;
@@ -435,6 +449,10 @@ static void set_flag(const struct cli *c, const struct cli_flag *f, const char *
                     !strcmp(f->arg, "K[,V]")))
             cli_usage_error(c, "%s: the value is empty (expected %s)", f->name, f->arg);
         *(const char **)f->value = s;
+        break;
+    case CLI_I32_ALL:
+        *(int32_t *)f->value =
+            strcmp(s, "all") ? (int32_t)parse_int(c, f, s, INT32_MIN, INT32_MAX) : INT32_MAX;
         break;
     case CLI_I32: *(int32_t *)f->value = (int32_t)parse_int(c, f, s, INT32_MIN, INT32_MAX); break;
     case CLI_I64: *(int64_t *)f->value = parse_int(c, f, s, INT64_MIN, INT64_MAX); break;

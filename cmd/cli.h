@@ -11,9 +11,20 @@
 #include <stdio.h>
 #include "../common/base/err.h"
 
-/* CLI_F32_ABOVE: min itself is outside. CLI_LIST: a string, repeated. CLI_COUNTED: a whole number and a name,
- * in two arguments. */
-enum cli_kind { CLI_FLAG, CLI_STR, CLI_I32, CLI_I64, CLI_U64, CLI_F32, CLI_F32_ABOVE, CLI_LIST, CLI_COUNTED };
+/* CLI_I32_ALL: a whole number, or "all", which is INT32_MAX. CLI_F32_ABOVE: min itself is outside. CLI_LIST:
+ * a string, repeated. CLI_COUNTED: a whole number and a name, in two arguments. */
+enum cli_kind {
+    CLI_FLAG,
+    CLI_STR,
+    CLI_I32,
+    CLI_I32_ALL,
+    CLI_I64,
+    CLI_U64,
+    CLI_F32,
+    CLI_F32_ABOVE,
+    CLI_LIST,
+    CLI_COUNTED
+};
 
 struct cli_counted {
     int32_t n;
@@ -28,8 +39,9 @@ struct cli_list {
 struct cli_flag {
     const char *name; /* "--type"; or short: "-o" */
     enum cli_kind kind;
-    void *value;     /* bool, const char *, int32_t, int64_t, uint64_t, float, struct cli_list, cli_counted */
-    const char *arg; /* "FILE", "N"; NULL for CLI_FLAG */
+    void *value;      /* bool, const char *, int32_t (two kinds), int64_t, uint64_t, float, struct cli_list,
+                         cli_counted */
+    const char *arg;  /* "FILE", "N"; NULL for CLI_FLAG */
     const char *help; /* one line, lower case, no full stop */
     double min, max;  /* numbers: inclusive range, checked where min < max */
 };
@@ -83,6 +95,8 @@ bool cli_same_file(const char *a, const char *b);
 /* A flag's text that goes into a file (NULL: not given): a usage error unless it is UTF-8 without control
  * characters, which other readers of the file would stumble over. */
 void cli_check_text(const struct cli *c, const char *flag, const char *text);
+/* A number of bytes above 0: "4096", "500K", "64M", "2G" (of 1000), or a usage error. */
+uint64_t cli_bytes(const struct cli *c, const char *flag, const char *text);
 /* Is path stdin: "-", or the pipe that stdin is, by another name? */
 bool cli_is_stdin(const char *path);
 /* Stdin can be read once: more than one of n inputs (NULL: none) that are stdin is a usage error. */

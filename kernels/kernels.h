@@ -141,6 +141,10 @@ struct kn_weight {
     void *packed;     /* the backend's layout, where KN_USE_LINEAR */
     size_t packed_bytes;
     int32_t exponent; /* CUDA: floor(log2) of the largest magnitude in packed */
+    /* Experts of which some stay in the host's memory (kn_hosted). */
+    int32_t n_host;  /* so many of n_mat; 0: none, and what follows is NULL */
+    void *host;      /* theirs, in the layout of packed: memory that the device reads over its link */
+    int16_t *places; /* [n_mat] device: an expert's place in packed; ~place, below 0, in host */
 };
 
 /* ---- KV cache ---- */
@@ -290,6 +294,41 @@ double kn_noise(uint64_t seed, int32_t position, int32_t id);
 /* ---- the operation table ----
  * n is the number of rows of a call, 1 or more. pos is [n] int32 in device memory: absolute positions,
  * ascending by one. x, q, k, v, out are float32. */
+
+/* ---- block-sparse attention of a prompt (docs/sparse.md) ----
+ *
+ * Positions are cut into blocks of KN_SPARSE_BLOCK at absolute multiples. Of every block before the rows of a
+ * call the means of keys and of values are kept, as a cache of which position b is block b. A block m of rows
+ * attends to the blocks n <= m of its list alone, a list a KV head: the first `sink`, the last `window` (its
+ * own among them), and those that any query head of that KV head keeps: with s(r, n) = scale * q_r . mean key
+ * of n and of rows r that see all of block n,
+ *
+ *     M[n] = max_r s(r, n) in units of log 2, rounded up;  E[n] = sum_r exp(s(r, n)) / 2^M[n]
+ *     kept: E[n] 2^M[n] >= alpha * max_n E[n] 2^M[n]
+ *
+ * A block that is not kept adds KN_SPARSE_BLOCK * exp(s(r, n)) to row r's sum of weights, and that times its
+ * mean value to the weighted values. Scores, the shared maximum: FlashPrefill (arXiv 2603.06199); the
+ * correction by means: its second version (2608.19758). */
+#define KN_SPARSE_BLOCK 128
+struct kn_sparse {
+    float alpha;          /* 0: every block; above 1: none but sink and window */
+    int32_t sink, window; /* blocks; window 1 or more */
+    struct kn_kv mean;    /* of op->sparse_room, with memory */
+    int32_t made;         /* blocks whose means are there; those after it, up to the last row's, are made */
+    void *scratch;        /* of op->sparse_room; may be another layer's too */
+    uint64_t *kept;       /* [2] device: += (block of rows, block) kept, and seen, of all KV heads */
+    bool spread;          /* for tests and benchmarks: as many as are kept, but spread evenly, */
+    float density;        /* or, above 0, so large a part of what is seen */
+};
+/* What sparse attention wants beside the cache. */
+struct kn_sparse_room {
+    struct kn_kv mean; /* its k and v are NULL */
+    size_t scratch;    /* bytes */
+};
+/* Which of the blocks 0 .. m a block m of rows attends to: keep[m + 1]. score: [n_rep, m + 1] pairs M, E.
+ * Returns how many. */
+int32_t kn_sparse_keep(const struct kn_sparse *s, int32_t m, int32_t n_rep, const float *score, bool *keep);
+
 struct kn_attention {
     const float *q;         /* [n, n_head, head_dim] after norm and rope */
     float *out;             /* [n, n_head, head_dim]; may not alias q */
@@ -311,6 +350,9 @@ struct kn_attention {
      * of it). A row gets the bits that it has as the last row of its path, run as a chain. */
     const struct kn_tree *tree;
     const struct kn_kv *tail;
+    /* NULL, or causal rows, without window, first and tree, that are whole blocks: n and pos[0] are multiples
+     * of KN_SPARSE_BLOCK. A row gets the bits that it has whatever other blocks of rows share the call. */
+    const struct kn_sparse *sparse;
 };
 
 struct kn_rope_store {
@@ -653,6 +695,10 @@ struct kn_ops {
     /* Scratch of attention: calls of up to n rows of n_head heads over rings like kv (its k and v are not
      * looked at), with that window (0: none). After reserve, once for every kind of layer. */
     int (*reserve_kv)(struct kn_backend *, int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t window);
+    /* What sparse attention of up to n rows of n_head heads over caches like kv wants. KN_ETYPE: not of such
+     * a cache. NULL: the backend has none. Looks at no memory. */
+    int (*sparse_room)(struct kn_backend *, int32_t n, int32_t n_head, const struct kn_kv *kv,
+                       struct kn_sparse_room *room);
     /* Scratch of delta: calls of up to n rows of heads of that shape (nothing else of it is looked at). NULL
      * where reserve is enough. */
     int (*reserve_delta)(struct kn_backend *, const struct kn_delta *);
@@ -688,6 +734,11 @@ struct kn_ops {
     /* rope_store of one layer, then attention over its rows, both with the same q, pos, n, n_head and kv. q
      * and k may be left as they were. The same results as the two. NULL: the two. */
     int (*attend)(struct kn_backend *, const struct kn_rope_store *, const struct kn_attention *);
+    /* Keys and values between two caches of one shape and types that hold all positions, one of them in the
+     * host's memory: those of positions pos[0] to pos[0] + n - 1, n 0: of all before pos[0]. Bytes beside
+     * them, fewer than 16, may be carried too. NULL where alloc_host is. */
+    int (*carry)(struct kn_backend *, const struct kn_kv *to, const struct kn_kv *from, const int32_t *pos,
+                 int32_t n);
     /* dst[i, offset .. offset+width) = x[i]: a tap into the features [n, stride] */
     int (*tap)(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
                int64_t width);
@@ -743,6 +794,8 @@ struct kn_ops {
     /* Bytes a second at which the device reads its own memory once, measured now; 0: not measured. Takes
      * memory for a moment and waits. NULL: rows are in the host's memory. */
     double (*read_speed)(struct kn_backend *);
+    /* The same of the host's memory (alloc_host), read over the link by the faster of a kernel and a copy. */
+    double (*link_speed)(struct kn_backend *);
     /* Operations a second of the device's library in a large product of 16-bit numbers, measured now, two a
      * multiplication and addition; 0: not measured. As read_speed. */
     double (*product_speed)(struct kn_backend *);
@@ -750,6 +803,10 @@ struct kn_ops {
     /* Cycles. Memory that the host may read while the device writes it; zeroed. */
     void *(*alloc_shared)(struct kn_backend *, size_t bytes);
     void (*free_shared)(struct kn_backend *, void *);
+    /* Memory of the host's that operations read and write as if it were alloc's, over the device's link, and
+     * that upload, download and copy take; zeroed. NULL where all memory is the host's. */
+    void *(*alloc_host)(struct kn_backend *, size_t bytes);
+    void (*free_host)(struct kn_backend *, void *);
     /* history[pos[i]] = ids[i] */
     int (*place)(struct kn_backend *, int32_t *history, const int32_t *pos, const int32_t *ids, int32_t n);
     /* *at (device) = the time in ns, of a clock that only differences can be taken of */
@@ -785,6 +842,8 @@ struct kn_backend_head {
     int32_t kv_bound;               /* see kn_bound */
     const struct kn_weight *next_w; /* see kn_next */
     const float *next_norm;
+    const int32_t *hosted; /* see kn_hosted */
+    int32_t n_hosted;
 };
 static inline const struct kn_ops *kn_op(struct kn_backend *be)
 {
@@ -807,6 +866,16 @@ static inline void kn_next(struct kn_backend *be, const struct kn_weight *w, con
     struct kn_backend_head *head = (struct kn_backend_head *)be;
     head->next_w = w;
     head->next_norm = norm;
+}
+
+/* Of the matrices of the experts_loads that follow, those of these n ids, distinct and fewer than all, stay
+ * in the host's memory, from where the device reads what rows choose of them; results do not depend on it.
+ * ids NULL, n 0 (at first): none. Where all memory is the host's it says nothing. */
+static inline void kn_hosted(struct kn_backend *be, const int32_t *ids, int32_t n)
+{
+    struct kn_backend_head *head = (struct kn_backend_head *)be;
+    head->hosted = ids;
+    head->n_hosted = n;
 }
 
 #ifdef __cplusplus

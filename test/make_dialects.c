@@ -82,8 +82,8 @@ static int write_relatives(const char *dir, const struct df_drafter *d, struct e
 /* What llama.cpp's quantiser makes of a drafter, a type each. */
 static int write_types(const char *dir, const struct df_drafter *d, struct err *e)
 {
-    static const uint32_t types[] = {KN_IQ3_S, KN_IQ3_XXS, KN_IQ2_S, KN_IQ1_S,
-                                     KN_TQ2_0, KN_Q2_0,    KN_Q1_0,  KN_MXFP4};
+    static const uint32_t types[] = {KN_IQ3_S, KN_IQ3_XXS, KN_IQ2_S, KN_IQ1_S, KN_MXFP4,
+                                     KN_TQ1_0, KN_TQ2_0,   KN_Q2_0,  KN_Q1_0,  KN_NVFP4};
     const struct df_change plain = {.windows = d->window > 0};
     struct df_drafter other = *d;
     char path[4096];

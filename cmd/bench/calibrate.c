@@ -44,7 +44,9 @@ static const struct cli_flag flags[] = {
     {"--ignore-eos", CLI_FLAG, &o.ignore_eos, NULL, "the model's stop ids do not end a stream", 0, 0},
     SAMPLING_FLAGS(o.sampling),
     {"--block", CLI_I32, &o.block, "B", "rows a draft block (default: as trained)", 2, SESSION_MAX_ROWS},
-    {"--draft-window", CLI_I32, &o.draft_window, "N", "positions of context the drafter sees (default: all)",
+    {"--draft-window", CLI_I32_ALL, &o.draft_window, "N|all",
+     "positions of context the drafter sees, on any layer (default 0: the windows of its layers, and of "
+     "those without three of them)",
      0, INT32_MAX},
     {"--ctx", CLI_I32, &o.ctx, "N", "positions to make room for (default: what each prompt needs)", 1,
      SESSION_MAX_CTX},

@@ -25,6 +25,7 @@ static struct {
     const char *rows, *prompts, *plan_times, *plot, *peer;
     int32_t context, rounds, ctx;
     bool added;
+    float density;
 } o = {.m = MODELS_INIT, .rows = "1,2,4,8,16,32,64", .prompts = "128,512", .context = 512, .rounds = 9};
 
 static const char *out_path;
@@ -45,6 +46,9 @@ static const struct cli_flag flags[] = {
     {"--context", CLI_I32, &o.context, "N", "positions before the rows (default 512)", 1, 1 << 24},
     {"--added", CLI_FLAG, &o.added, NULL,
      "measure at an empty context too: what the context adds, in reads of its caches", 0, 0},
+    {"--sparse-density", CLI_F32_ABOVE, &o.density, "D",
+     "prompts attend to a stated part of their blocks, whatever their scores, but in the first two layers", 0,
+     1},
     {"--rounds", CLI_I32, &o.rounds, "N", "measurements of each (default 9)", 1, BENCH_MAX_RUNS},
     {"--plan-times", CLI_STR, &o.plan_times, "FILE",
      "write what plans of --width auto go by, of the rows and the context above", 0, 0},
@@ -68,8 +72,10 @@ struct sizes {
     struct sample row_s[MAX_SIZES], prompt_s[2 * MAX_SIZES], draft_s;
     /* Weight bytes; experts met a layer, NaN without. Of passes, then of the prompts of --rows. */
     double bytes[MAX_SIZES], experts[MAX_SIZES], long_bytes[MAX_SIZES], long_experts[MAX_SIZES];
-    double ceiling, products; /* bytes and operations a second */
-    double layers, head;      /* numbers that a row is multiplied with: in layers, in the head */
+    double host[MAX_SIZES], long_host[MAX_SIZES]; /* of experts in the host's memory */
+    double host_cache, link;                      /* of keys and values there; bytes a second of reading it */
+    double ceiling, products;                     /* bytes and operations a second */
+    double layers, head; /* numbers that a row is multiplied with: in layers, in the head */
     struct peer {
         char name[128];
         int32_t n, rows[1024];
@@ -91,6 +97,8 @@ static int new_session(struct session **s, int32_t ctx, bool drafter, struct err
 {
     struct session_options so = {.ctx = ctx + SESSION_MAX_ROWS, .check_layers = o.m.check_layers};
     if (models_kv(&o.m, NULL, &so, e)) return -1;
+    if (o.density > 0)
+        so.sparse = (struct session_sparse){.on = true, .alpha = 0.1f, .dense = 2, .density = o.density};
     return session_over(s, o.m.target, drafter ? models_sources(&o.m) : NULL, &so, e);
 }
 
@@ -122,15 +130,15 @@ static int measure_rows(struct session *s, struct sizes *p, bool empty, struct e
     return 0;
 }
 
-/* The rows of the caches that a row behind the context sees. */
-static double cache_bytes(const struct session *s)
+/* The rows of the caches that a row behind the context sees. host: of those in the host's memory. */
+static double cache_bytes(const struct session *s, bool host)
 {
     const struct desc *d = s->target->d;
     double sum = 0;
     for (int i = 0; i < d->n_layer; i++) {
         const struct kn_kv *kv = &s->kv[i];
         const int32_t window = d->layer[i].window, seen = window && window < o.context ? window : o.context;
-        if (!d->layer[i].recurrent)
+        if (!d->layer[i].recurrent && (!host || session_kv_is_host(s, i)))
             sum += (double)seen * (double)(kn_kv_row_bytes(kv, kv->type.k) + kn_kv_row_bytes(kv, kv->type.v));
     }
     return sum;
@@ -178,23 +186,32 @@ static double peer_of(const struct peer *t, int32_t rows)
     return NAN;
 }
 
-/* empty: NULL, or the same behind one position. */
+/* What lies in the host's memory is read over the link, once a pass. */
+static void put_host(json_t *j, const struct sizes *p, double host)
+{
+    json_object_set_new(j, "host_bytes", json_integer((json_int_t)host));
+    json_object_set_new(j, "link_bytes_per_s", json_finite(p->link));
+    json_object_set_new(j, "floor_host_s", host > 0 ? json_finite(host / p->link) : json_real(0));
+}
+
+/* empty: NULL, or the same behind one position. host: bytes of experts in the host's memory. */
 static int emit_rows(struct sizes *p, int32_t rows, bool prompt, const struct sample *t,
-                     const struct sample *empty, double bytes, double experts, double one, struct err *e)
+                     const struct sample *empty, double bytes, double host, double experts, double one,
+                     struct err *e)
 {
     const double s = sample_quantile(t, 0.5),
                  operations = 2 * (p->layers * rows + p->head * (prompt ? 1 : rows));
-    json_t *j =
-        json_pack("{s:i,s:s,s:o,s:i,s:b,s:i,s:o,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "rows", "target",
-                  bench_model_json(o.m.target_path, o.m.target), "rows", rows, "prompt", prompt, "context",
-                  prompt ? 0 : o.context, "seconds", sample_json(t), "weight_bytes",
-                  json_integer((json_int_t)bytes), "experts_met", json_finite(experts), "weight_bytes_per_s",
-                  json_finite(bytes / s), "read_ceiling_bytes_per_s", json_finite(p->ceiling),
-                  "share_of_ceiling", json_finite(bytes / s / p->ceiling));
+    json_t *j = json_pack("{s:i,s:s,s:o,s:i,s:b,s:i,s:o,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "rows",
+                          "target", bench_target_json(&o.m), "rows", rows, "prompt", prompt, "context",
+                          prompt ? 0 : o.context, "seconds", sample_json(t), "weight_bytes",
+                          json_integer((json_int_t)bytes), "experts_met", json_finite(experts),
+                          "weight_bytes_per_s", json_finite(bytes / s), "read_ceiling_bytes_per_s",
+                          json_finite(p->ceiling), "share_of_ceiling", json_finite(bytes / s / p->ceiling));
     json_object_set_new(j, "products", json_finite(operations));
     json_object_set_new(j, "product_ceiling_per_s", json_finite(p->products));
     json_object_set_new(j, "floor_bytes_s", json_finite(bytes / p->ceiling));
     json_object_set_new(j, "floor_products_s", json_finite(operations / p->products));
+    put_host(j, p, host + (prompt ? 0 : p->host_cache));
     if (empty && o.added) {
         const double added = s - sample_quantile(empty, 0.5);
         json_object_set_new(j, "empty_seconds", sample_json(empty));
@@ -217,20 +234,21 @@ static int emit(struct sizes *p, struct err *e)
     const struct model *t = o.m.target;
     double one = p->rows[0] == 1 ? sample_quantile(&p->row_s[0], 0.5) : NAN;
     for (int i = 0; i < p->n_rows; i++)
-        if (emit_rows(p, p->rows[i], false, &p->row_s[i], &p->empty_s[i], p->bytes[i], p->experts[i], one, e))
+        if (emit_rows(p, p->rows[i], false, &p->row_s[i], &p->empty_s[i], p->bytes[i], p->host[i],
+                      p->experts[i], one, e))
             return -1;
     for (int i = 0; i < p->n_long; i++)
-        if (emit_rows(p, p->prompts[i], true, &p->prompt_s[i], NULL, p->long_bytes[i], p->long_experts[i],
-                      one, e))
+        if (emit_rows(p, p->prompts[i], true, &p->prompt_s[i], NULL, p->long_bytes[i], p->long_host[i],
+                      p->long_experts[i], one, e))
             return -1;
     for (int i = p->n_long; i < p->n_prompts; i++) {
         double s = sample_quantile(&p->prompt_s[i], 0.5);
-        if (bench_emit(json_pack("{s:i,s:s,s:o,s:i,s:o,s:o,s:o}", "schema", 1, "kind", "prompt", "target",
-                                 bench_model_json(o.m.target_path, t), "tokens", p->prompts[i], "seconds",
-                                 sample_json(&p->prompt_s[i]), "tokens_per_s", json_finite(p->prompts[i] / s),
-                                 "machine", bench_machine(&o.m)),
-                       e))
-            return -1;
+        json_t *j = json_pack("{s:i,s:s,s:o,s:i,s:o,s:o,s:o}", "schema", 1, "kind", "prompt", "target",
+                              bench_target_json(&o.m), "tokens", p->prompts[i], "seconds",
+                              sample_json(&p->prompt_s[i]), "tokens_per_s", json_finite(p->prompts[i] / s),
+                              "machine", bench_machine(&o.m));
+        if (o.density > 0) json_object_set_new(j, "sparse_density_stated", json_real((double)o.density));
+        if (bench_emit(j, e)) return -1;
     }
     if (!o.m.drafter) return 0;
     /* A block reads the drafter and the head that it borrows; those that go step by step both for every
@@ -242,8 +260,8 @@ static int emit(struct sizes *p, struct err *e)
     if (desc_reads_hidden(o.m.drafter->d)) bytes *= o.m.drafter->d->block_size - 1;
     json_t *j = json_pack(
         "{s:i,s:s,s:o,s:o,s:i,s:i,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "draft", "target",
-        bench_model_json(o.m.target_path, t), "drafter", bench_model_json(o.m.drafter_path, o.m.drafter),
-        "block", desc_cycle_rows(o.m.drafter->d), "context", o.context, "seconds", sample_json(&p->draft_s),
+        bench_target_json(&o.m), "drafter", bench_model_json(o.m.drafter_path, o.m.drafter), "block",
+        desc_cycle_rows(o.m.drafter->d), "context", o.context, "seconds", sample_json(&p->draft_s),
         "weight_bytes_per_s", json_finite(bytes / s), "read_ceiling_bytes_per_s", json_finite(p->ceiling),
         "share_of_ceiling", json_finite(bytes / s / p->ceiling), "machine", bench_machine(&o.m));
     if (isfinite(one)) json_object_set_new(j, "one_row_steps", json_real(s / one));
@@ -294,6 +312,7 @@ static int count_long(struct sizes *p, struct experts_met *met, double all, stru
         if (rc) return -1;
         p->long_bytes[i] = fmin(p->long_bytes[i] + met->bytes, all);
         p->long_experts[i] = met->experts / (double)met->lists;
+        p->long_host[i] = met->host;
     }
     return 0;
 }
@@ -316,6 +335,7 @@ static int count_bytes(struct sizes *p, struct err *e)
         rc = session_forward(s, p->ids, p->rows[i], e);
         p->bytes[i] += met.bytes;
         p->experts[i] = met.experts / (double)met.lists;
+        p->host[i] = met.host;
     }
     session_free(s);
     if (rc == 0) rc = count_long(p, &met, all, e);
@@ -368,7 +388,9 @@ static int measure(struct sizes *p, struct err *e)
     if (new_session(&s, o.ctx ? o.ctx - SESSION_MAX_ROWS : o.context, true, e) ||
         session_prefill(s, p->ids, o.context, NULL, NULL, e))
         goto done;
-    p->cache_bytes = cache_bytes(s);
+    p->cache_bytes = cache_bytes(s, false);
+    p->host_cache = cache_bytes(s, true);
+    p->link = bench_link(&o.m);
     if (o.added && (new_session(&empty, 1, false, e) || session_prefill(empty, p->ids, 1, NULL, NULL, e)))
         goto done;
     for (int r = 0; r < o.rounds; r++) {

@@ -13,12 +13,15 @@
 static struct convert o;
 static struct cli_list overrides;
 static struct {
-    const char *type, *taps, *heads, *seed, *theta, *eps, *mtp;
+    const char *type, *taps, *heads, *seed, *theta, *eps, *mtp, *split;
     int32_t tap_shift;
 } given = {.tap_shift = -1}; /* what is still text, or says that it was given */
 
 static const struct cli_flag flags[] = {
     {"-o", CLI_STR, &o.output, "FILE", "output (default stdout)", 0, 0},
+    {"--split-size", CLI_STR, &given.split, "BYTES",
+     "write FILE in parts of at most so many bytes (2G, 500M), named FILE-00001-of-00005.gguf and so on", 0,
+     0},
     {"--type", CLI_STR, &given.type, "TYPE",
      "f32, bf16, q8_0, q4_k_m or another of dflash-quantize (default: as stored)", 0, 0},
     {"--tensor-type", CLI_LIST, &overrides, "PATTERN=TYPE",
@@ -61,7 +64,7 @@ static struct cli cli = {
     .tool = "convert",
     .synopsis =
         "HF_DIR|FILE.safetensors|FILE.gguf [-o OUT.gguf] [--type TYPE] [--tensor-type PATTERN=TYPE]...\n "
-        "[--target HF_DIR|GGUF]\n"
+        "[--target HF_DIR|GGUF] [--split-size BYTES]\n"
         "HF_DIR|CONFIG.json --random SEED [-o OUT.gguf] [--type TYPE] [--tensor-type PATTERN=TYPE]...",
     .summary = "Convert a target or a DFlash drafter from Hugging Face form to GGUF, or a drafter's GGUF "
                "to another dialect.",
@@ -146,6 +149,7 @@ static void read_flags(void)
     o.has_tap_shift = given.tap_shift >= 0;
     o.tap_shift = given.tap_shift;
     if (given.type) parse_type(given.type);
+    if (given.split) o.split = cli_bytes(&cli, "--split-size", given.split);
     if (given.mtp) parse_mtp(given.mtp);
     parse_overrides();
     if (given.theta) o.rope_theta = cli_theta(&cli, "--rope-theta", given.theta);

@@ -53,7 +53,7 @@ void report_prefill(const struct cli *c, const struct result *r);
 void report_print(const struct cli *c, const struct settings *set, const struct session *s,
                   const struct result *r);
 /* One JSON object to path, whole or not at all. */
-int report_write(const struct settings *set, const struct session *s, const struct result *r,
-                 struct io_out *o, struct err *e);
+int report_write(const struct settings *set, struct session *s, const struct result *r, struct io_out *o,
+                 struct err *e);
 
 #endif

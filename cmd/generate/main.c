@@ -25,6 +25,7 @@ static const struct cli_flag flags[] = {
     {"--force", CLI_FLAG, &set.force, NULL, "replace an existing FILE of -o or --save-state", 0, 0},
     {"--state", CLI_STR, &set.state_path, "STATE", "continue a saved state; stdin is not read", 0, 0},
     KV_CONVERT_FLAG(set.m.kv),
+    SPARSE_FLAGS(set.m.sparse),
     {"--append", CLI_FLAG, &set.append, NULL, "prefill the tokens of stdin after the state", 0, 0},
     {"--save-state", CLI_STR, &set.save_path, "FILE",
      "write what the stream leaves behind, to be gone on with", 0, 0},
@@ -37,8 +38,10 @@ static const struct cli_flag flags[] = {
      SESSION_MAX_ROWS},
     PLAN_FLAGS(set.plan),
     PLAN_MTP_FLAG(set.plan),
-    {"--draft-window", CLI_I32, &set.draft_window, "N",
-     "positions of context the drafter sees (default 0: all)", 0, INT32_MAX},
+    {"--draft-window", CLI_I32_ALL, &set.draft_window, "N|all",
+     "positions of context the drafter sees, on any layer (default 0: the windows of its layers, and of "
+     "those without three of them)",
+     0, INT32_MAX},
     {"--draft-sampling", CLI_STR, &set.draft_sampling, "NAME",
      "coupled (the default: proposals take the noise of the picks to come) or greedy", 0, 0},
     LOOKUP_FLAGS(set.lookup),
@@ -435,6 +438,10 @@ static void check_flags(void)
     models_check_flags(&set.m, &cli);
     serve_check_flags(&set, &cli);
     text_check(&set.text, &cli);
+    sparse_flags_check(&set.m.sparse, set.state_path, &cli);
+    if (set.m.sparse.alpha >= 0 && set.serve.on)
+        cli_usage_error(&cli,
+                        "--sparse: --serve runs prompts in pieces (expected no --serve, or dense prompts)");
     if (*kv_flags_convert_doubt(&set.m.kv, set.state_path))
         cli_usage_error(&cli, "%s", kv_flags_convert_doubt(&set.m.kv, set.state_path));
     if (set.append && !set.state_path) cli_usage_error(&cli, "--append needs --state STATE");

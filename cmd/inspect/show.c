@@ -294,12 +294,15 @@ void show_gguf(const struct gguf *g, const char *path, bool tensors, bool json)
     struct tally tally[64];
     size_t n = 0;
     char size[32];
-    human_bytes(size, sizeof size, g->map.size);
+    human_bytes(size, sizeof size, g->bytes);
     if (json)
-        show_json_line(json_pack("{s:i,s:s,s:o,s:s,s:i,s:I,s:I,s:I}", "schema", 1, "kind", "file", "path",
+        show_json_line(json_pack("{s:i,s:s,s:o,s:s,s:i,s:i,s:I,s:I,s:I}", "schema", 1, "kind", "file", "path",
                                  json_text(path, strlen(path)), "format", "gguf", "version", (int)g->version,
-                                 "keys", (json_int_t)g->n_kv, "tensors", (json_int_t)g->n_tensors,
-                                 "size_bytes", (json_int_t)g->map.size));
+                                 "files", (int)g->n_parts, "keys", (json_int_t)g->n_kv, "tensors",
+                                 (json_int_t)g->n_tensors, "size_bytes", (json_int_t)g->bytes));
+    else if (g->n_parts > 1)
+        printf("%s: GGUF v%u in %u files, %" PRIu64 " keys, %" PRIu64 " tensors, %s\n\n", show_text(path),
+               g->version, g->n_parts, g->n_kv, g->n_tensors, size);
     else
         printf("%s: GGUF v%u, %" PRIu64 " keys, %" PRIu64 " tensors, %s\n\n", show_text(path), g->version,
                g->n_kv, g->n_tensors, size);
@@ -395,17 +398,43 @@ void show_diff_tensor(void *ctx, const struct diff_tensor *t)
                above ? "  ABOVE" : "");
 }
 
+void show_diff_key(void *ctx, const struct diff_key *k)
+{
+    const struct show_diff *d = ctx;
+    if (d->json) {
+        show_json_line(json_pack("{s:i,s:s,s:o,s:s*,s:s*,s:b,s:b,s:o*,s:o*,s:o}", "schema", 1, "kind", "key",
+                                 "key", json_name(k->key), "type_a", k->type_a, "type_b", k->type_b,
+                                 "array_a", k->array_a, "array_b", k->array_b, "a",
+                                 k->type_a ? json_name(k->a) : NULL, "b", k->type_b ? json_name(k->b) : NULL,
+                                 "at", k->at < 0 ? json_null() : json_integer(k->at)));
+        return;
+    }
+    if (!k->type_a || !k->type_b)
+        printf("key %-40s only in %s (%s)\n", show_text(k->key), k->type_a ? "the first" : "the second",
+               show_text(k->type_a ? k->a : k->b));
+    else if (k->at >= 0)
+        printf("key %-40s differs at %" PRId64 ": %s and %s\n", show_text(k->key), k->at, show_text(k->a),
+               show_text(k->b));
+    else
+        printf("key %-40s %s %s and %s %s\n", show_text(k->key), k->array_a ? "array" : k->type_a,
+               show_text(k->a), k->array_b ? "array" : k->type_b, show_text(k->b));
+}
+
 void show_diff_total(const struct show_diff *d, const struct diff_total *t)
 {
     if (d->json) {
-        show_json_line(json_pack("{s:i,s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:o}", "schema", 1, "kind",
-                                 "total", "tensors", (json_int_t)t->tensors, "compared",
-                                 (json_int_t)t->compared, "identical", (json_int_t)t->identical, "missing",
-                                 (json_int_t)t->missing, "shapes_differ", (json_int_t)t->shape, "undecodable",
-                                 (json_int_t)t->undecodable, "not_finite", (json_int_t)t->not_finite,
-                                 "above_tolerance", d->above, "relative_rms", json_float(t->rel_rms)));
+        show_json_line(json_pack(
+            "{s:i,s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:o}", "schema", 1, "kind", "total", "keys",
+            (json_int_t)t->keys, "keys_differ", (json_int_t)t->keys_differ, "keys_missing",
+            (json_int_t)t->keys_missing, "tensors", (json_int_t)t->tensors, "compared",
+            (json_int_t)t->compared, "identical", (json_int_t)t->identical, "missing", (json_int_t)t->missing,
+            "shapes_differ", (json_int_t)t->shape, "undecodable", (json_int_t)t->undecodable, "not_finite",
+            (json_int_t)t->not_finite, "above_tolerance", d->above, "relative_rms", json_float(t->rel_rms)));
         return;
     }
+    if (t->keys)
+        printf("%" PRId64 " keys: %" PRId64 " identical, %" PRId64 " differ, %" PRId64 " in one file only\n",
+               t->keys, t->keys - t->keys_differ - t->keys_missing, t->keys_differ, t->keys_missing);
     printf("%" PRId64 " tensors: %" PRId64 " compared, %" PRId64 " identical, %" PRId64
            " in one file only, %" PRId64 " of other shape, %" PRId64 " undecodable, %" PRId64
            " with NaN or Inf; relative RMS %.4g",

@@ -84,6 +84,9 @@ static void state_json(const struct state_info *x, const char *path, const struc
                           (json_int_t)st->st_size, "positions", x->n_tokens, "chunk", x->chunk, "n_vocab",
                           x->n_vocab, "target", json_text(x->target, strlen(x->target)), "target_identity",
                           hex(x->target_id, id), "layers", x->n_layer, "kv", types_json(x->kv, x->n_layer));
+    if (j && x->sparse.on)
+        json_object_set_new(
+            j, "sparse", json_pack("{s:f,s:i}", "alpha", (double)x->sparse.alpha, "dense", x->sparse.dense));
     for (int32_t i = 0; j && i < x->n_drafters; i++) {
         const struct state_drafter_info *d = &x->by[i];
         json_t *to = i ? json_object() : json_incref(j); /* the first one's keys stand with the rest */
@@ -118,6 +121,9 @@ int show_state(const char *path, bool json, struct err *e)
     printf("%-12s %" PRId32 " layers, a vocabulary of %" PRId32 "\n", "", x.n_layer, x.n_vocab);
     show_types("cache", x.kv, x.n_layer);
     printf("%-12s %" PRId32 " tokens a prefill pass\n", "chunk", x.chunk);
+    if (x.sparse.on)
+        printf("%-12s --sparse %g --sparse-dense %" PRId32 "\n", "prompts", (double)x.sparse.alpha,
+               x.sparse.dense);
     for (int32_t k = 0; k < x.n_drafters; k++) {
         const struct state_drafter_info *d = &x.by[k];
         show_model_wanted(k ? "beside it" : "drafter", d->name, d->id);

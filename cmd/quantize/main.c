@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include "../../common/file/gguf.h"
@@ -16,20 +17,27 @@
 #include "../cli.h"
 
 static const char *out_path, *type_name, *imatrix_path;
-static struct cli_list override_args;
+static const char *split_size;
+static struct cli_list override_args, key_args;
 static int32_t threads;
-static bool force, json;
+static bool force, json, copy; /* copy: no tensor changes */
 
 static const struct cli_flag flags[] = {
     {"-o", CLI_STR, &out_path, "FILE", "write the quantised file here (default: standard output)", 0, 0},
     {"--type", CLI_STR, &type_name, "TYPE",
      "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K or a mix: Q2_K, Q3_K_S, Q3_K_M, Q3_K_L, "
-     "IQ4_NL, IQ4_XS, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M",
+     "IQ4_NL, IQ4_XS, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ2_M, IQ3_XXS, IQ3_XS, IQ3_S, "
+     "IQ3_M, MXFP4_MOE; COPY: every tensor as it is",
      0, 0},
     {"--tensor-type", CLI_LIST, &override_args, "PATTERN=TYPE",
      "type of the tensors whose names match; repeatable, the last match wins", 0, 0},
     {"--imatrix", CLI_STR, &imatrix_path, "FILE",
      "importance matrix of the model (dflash-prefill --imatrix): its columns weigh the error", 0, 0},
+    {"--override-kv", CLI_LIST, &key_args, "KEY=TYPE:VALUE",
+     "write this value of a key; TYPE int, float, bool, str or one of GGUF; repeatable", 0, 0},
+    {"--split-size", CLI_STR, &split_size, "BYTES",
+     "write FILE in parts of at most so many bytes (2G, 500M), named FILE-00001-of-00005.gguf and so on", 0,
+     0},
     {"--threads", CLI_I32, &threads, "N",
      "threads (default 0: one a processor); the bytes do not depend on it", 0, CLI_MAX_THREADS},
     {"--force", CLI_FLAG, &force, NULL, "overwrite an existing file", 0, 0},
@@ -41,8 +49,9 @@ static const struct cli_flag flags[] = {
 static struct cli cli = {
     .tool = "quantize",
     .synopsis = "IN.gguf -o OUT.gguf --type TYPE [--tensor-type PATTERN=TYPE]...\n [--imatrix FILE] "
-                "[--threads N] [--force] [--json]",
-    .summary = "Change the tensor types of a GGUF file and report the error that it costs.",
+                "[--override-kv KEY=TYPE:VALUE]... [--split-size BYTES]\n [--threads N] [--force] [--json]",
+    .summary = "Change the tensor types of a GGUF file and report the error that it costs; or copy it, with "
+               "other keys, into one file or several.",
     .flags = flags,
     .min_args = 1,
     .max_args = 1,
@@ -51,9 +60,10 @@ static struct cli cli = {
 struct work {
     struct gguf *in;
     struct gguf_writer *w;
-    struct io_out out;
+    struct gguf_files out;
     enum quant_recipe recipe;
     struct quant_override *override;
+    struct gguf_override *keys;
     struct imatrix *imatrix; /* NULL: none */
     uint32_t *to;            /* [n_tensors] */
     int name_width;          /* of the table */
@@ -99,9 +109,28 @@ static int read_model(const struct gguf *g, char arch[128], struct quant_model *
     return 0;
 }
 
+static const char *recipe_name(const struct work *k)
+{
+    return copy ? "COPY" : quant_recipe_name(k->recipe);
+}
+
+/* Every tensor keeps its type. */
+static int plan_copy(struct work *k, struct err *e)
+{
+    k->to = mem_calloc(k->in->n_tensors + 1, sizeof *k->to);
+    if (!k->to) return err_set(e, ERR_IO, "out of memory (plan of %" PRIu64 " tensors)", k->in->n_tensors);
+    for (uint64_t i = 0; i < k->in->n_tensors; i++) {
+        const int width = (int)strlen(k->in->tensor[i].name);
+        k->to[i] = k->in->tensor[i].type;
+        k->name_width = width > k->name_width ? width : k->name_width;
+    }
+    return 0;
+}
+
 static int make_plan(struct work *k, struct err *e)
 {
     const int64_t n = (int64_t)k->in->n_tensors;
+    if (copy) return plan_copy(k, e);
     char arch[128];
     struct quant_model m = {0};
     if (quant_recipe_is_mix(k->recipe) && read_model(k->in, arch, &m, e))
@@ -132,6 +161,12 @@ static int make_plan(struct work *k, struct err *e)
             "rows of %" PRId64 ", %s)",
             count, quant_recipe_name(k->recipe), t[first].name, t[first].ne[0],
             kn_type_info(k->to[first])->name);
+    count = rc || imatrix_path ? 0 : quant_coarse(t, k->to, n, &first);
+    if (count)
+        cli_warn(&cli,
+                 "%" PRId64
+                 " tensors are so coarse that they want an importance matrix (--imatrix; the first: %s, %s)",
+                 count, t[first].name, kn_type_info(k->to[first])->name);
     char again[128];
     count = rc ? 0 : quant_again(t, k->to, n, again, sizeof again);
     if (count) /* requantising loses twice */
@@ -214,6 +249,7 @@ static int copy_keys(struct work *k, struct err *e)
 {
     for (uint64_t i = 0; i < k->in->n_kv; i++)
         if (gguf_put_kv(k->w, &k->in->kv[i], e)) return -1;
+    if (copy) return 0;
     if (imatrix_keys(k, e)) return -1;
     if (gguf_put_u32(k->w, "general.quantization_version", 2, e)) return -1;
     return gguf_put_u32(k->w, "general.file_type", quant_recipe_file_type(k->recipe), e);
@@ -251,7 +287,7 @@ static void row(const char *fmt, ...)
 {
     va_list ap;
     char text[1024];
-    if (cli.quiet) return;
+    if (cli.quiet || (copy && !cli.verbose)) return;
     cli_progress_clear();
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
@@ -290,7 +326,7 @@ static int write_tensor(struct work *k, uint64_t i, struct quant_error *q, struc
 {
     const struct gguf_tensor *t = &k->in->tensor[i];
     const uint32_t to = k->to[i];
-    if (t->type == to) return gguf_write_data(k->w, &k->out, t->data, t->bytes, e);
+    if (t->type == to) return gguf_files_data(&k->out, t->data, t->bytes, e);
     const int64_t n_rows = t->ne[1] * t->ne[2] * t->ne[3], step = quant_slab_rows(t->type, to, t->ne[0]);
     const size_t in_row = kn_row_bytes(t->type, t->ne[0]), out_row = kn_row_bytes(to, t->ne[0]);
     const struct imatrix_entry *x = k->imatrix && searched(t, to) ? imatrix_find(k->imatrix, t->name) : NULL;
@@ -306,23 +342,25 @@ static int write_tensor(struct work *k, uint64_t i, struct quant_error *q, struc
         rc = quant_rows_weighted(t->name, t->type, t->data + (size_t)r * in_row, to, slab, t->ne[0], rows, r,
                                  weight, threads, q, e);
         if (rc) err_prefix(e, "%s", k->in->map.path);
-        if (!rc) rc = gguf_write_data(k->w, &k->out, slab, out_row * (size_t)rows, e);
+        if (!rc) rc = gguf_files_data(&k->out, slab, out_row * (size_t)rows, e);
         if (!rc)
-            cli_progress(&cli, "quantize", k->bytes_in + (uint64_t)(r + rows) * in_row, k->in->map.size, "B");
+            cli_progress(&cli, "quantize", k->bytes_in + (uint64_t)(r + rows) * in_row, k->in->bytes, "B");
     }
     mem_free(slab);
     mem_free(weight);
     return rc;
 }
 
-static int write_all(struct work *k, struct err *e)
+static int write_all(struct work *k, const char *path, struct err *e)
 {
+    const char *inputs[] = {path, imatrix_path ? imatrix_path : path};
+    const uint64_t split = split_size ? cli_bytes(&cli, "--split-size", split_size) : 0;
     if (gguf_writer_new(&k->w, e) || copy_keys(k, e)) return -1;
     for (uint64_t i = 0; i < k->in->n_tensors; i++) {
         const struct gguf_tensor *t = &k->in->tensor[i];
         if (gguf_add_tensor(k->w, t->name, k->to[i], t->n_dims, t->ne, e)) return -1;
     }
-    if (gguf_write_header(k->w, &k->out, e)) return -1;
+    if (gguf_files_open(&k->out, k->w, out_path, force, inputs, 2, split, e)) return -1;
     for (uint64_t i = 0; i < k->in->n_tensors; i++) {
         const struct gguf_tensor *t = &k->in->tensor[i];
         struct quant_error q = {0};
@@ -335,8 +373,8 @@ static int write_all(struct work *k, struct err *e)
         quant_error_add(&k->total, &q);
         if (report(k, i, &q, seconds, e)) return -1;
     }
-    cli_progress(&cli, "quantize", k->in->map.size, k->in->map.size, "B");
-    return gguf_write_end(k->w, &k->out, e) ? -1 : io_out_prepare(&k->out, e);
+    cli_progress(&cli, "quantize", k->in->bytes, k->in->bytes, "B");
+    return gguf_files_end(&k->out, e);
 }
 
 static void note_total(const struct work *k, double seconds)
@@ -344,8 +382,7 @@ static void note_total(const struct work *k, double seconds)
     cli_note(&cli,
              "%s: %" PRIu64
              " tensors, %.2f -> %.2f MiB (%.2f bits a weight), relative RMS %.6f, %.2f s, %.0f MiB/s read",
-             quant_recipe_name(k->recipe), k->in->n_tensors, (double)k->bytes_in / 1048576,
-             (double)k->bytes_out / 1048576,
+             recipe_name(k), k->in->n_tensors, (double)k->bytes_in / 1048576, (double)k->bytes_out / 1048576,
              k->elements ? 8.0 * (double)k->bytes_out / (double)k->elements : 0.0, quant_rel_rms(&k->total),
              seconds, (double)k->bytes_in / 1048576 / (seconds > 0 ? seconds : 1e-9));
 }
@@ -353,10 +390,10 @@ static void note_total(const struct work *k, double seconds)
 static int json_total(const struct work *k, double seconds, struct err *e)
 {
     if (print_json(json_pack("{si,ss,sb,ss,sI,sI,sI,sf,sf,sf}", "schema", 1, "kind", "total", "total", 1,
-                             "type", quant_recipe_name(k->recipe), "tensors", (json_int_t)k->in->n_tensors,
-                             "bytes_in", (json_int_t)k->bytes_in, "bytes_out", (json_int_t)k->bytes_out,
-                             "relative_rms", quant_rel_rms(&k->total), "seconds", seconds,
-                             "bytes_in_per_second", (double)k->bytes_in / (seconds > 0 ? seconds : 1e-9)),
+                             "type", recipe_name(k), "tensors", (json_int_t)k->in->n_tensors, "bytes_in",
+                             (json_int_t)k->bytes_in, "bytes_out", (json_int_t)k->bytes_out, "relative_rms",
+                             quant_rel_rms(&k->total), "seconds", seconds, "bytes_in_per_second",
+                             (double)k->bytes_in / (seconds > 0 ? seconds : 1e-9)),
                    e))
         return -1;
     return fflush(stdout) || ferror(stdout) ? err_errno(e, "stdout: cannot write") : 0;
@@ -374,24 +411,26 @@ static int quantize(const char *path, struct err *e)
 {
     struct work k = {0};
     int rc = -1;
-    if (quant_recipe_by_name(type_name, &k.recipe, e) || gguf_open(&k.in, path, e) || gguf_whole(k.in, e) ||
-        refuse_imatrix(k.in, path, e) || make_plan(&k, e))
+    if ((!copy && quant_recipe_by_name(type_name, &k.recipe, e)) ||
+        gguf_overrides_parse(&k.keys, key_args.v, key_args.n, e) || gguf_open(&k.in, path, e) ||
+        refuse_imatrix(k.in, path, e) || gguf_override(k.in, k.keys, key_args.n, true, e) || make_plan(&k, e))
         goto out;
     if (imatrix_path && (imatrix_read(&k.imatrix, imatrix_path, e) || check_imatrix(&k, e))) goto out;
-    const char *inputs[] = {path, imatrix_path ? imatrix_path : path};
-    if (io_out_open(&k.out, out_path, force, inputs, 2, e)) goto out;
     const double begin = cli_seconds();
-    if (write_all(&k, e)) goto out;
+    if (write_all(&k, path, e)) goto out;
     const double seconds = cli_seconds() - begin;
+    const uint32_t n_files = k.out.n;
     /* The file appears only if the lines of --json could be printed. */
-    if ((json && json_total(&k, seconds, e)) || io_out_commit(&k.out, e)) goto out;
+    if ((json && json_total(&k, seconds, e)) || gguf_files_commit(&k.out, e)) goto out;
     note_total(&k, seconds);
+    if (split_size) cli_note(&cli, "%s: in %u file%s", out_path, n_files, n_files == 1 ? "" : "s");
     rc = 0;
 out:
-    io_out_abort(&k.out);
+    gguf_files_abort(&k.out);
     gguf_writer_free(k.w);
     for (int i = 0; k.override && i < override_args.n; i++) quant_override_free(&k.override[i]);
     mem_free(k.override);
+    mem_free(k.keys);
     mem_free(k.to);
     imatrix_free(k.imatrix);
     gguf_close(k.in);
@@ -404,7 +443,13 @@ int main(int argc, char **argv)
     cli_parse(&cli, argc, argv);
     io_signals_install();
     const bool to_stdout = !out_path || !strcmp(out_path, "-");
-    if (!type_name) cli_usage_error(&cli, "--type: missing (expected one of %s)", quant_recipe_names());
+    if (!type_name)
+        cli_usage_error(&cli, "--type: missing (expected one of %s, or COPY)", quant_recipe_names());
+    copy = !strcasecmp(type_name, "copy");
+    if (copy && (override_args.n || imatrix_path))
+        cli_usage_error(&cli, "%s: --type COPY changes no tensor (expected another type)",
+                        imatrix_path ? "--imatrix" : "--tensor-type");
+    if (split_size) cli_bytes(&cli, "--split-size", split_size);
     if (json && to_stdout) cli_usage_error(&cli, "--json: standard output carries the model (give -o FILE)");
     const struct cli_output out[] = {{"-o", out_path}, {"--json", json ? "-" : NULL}};
     cli_distinct_outputs(&cli, out, 2);

@@ -29,7 +29,10 @@ struct io_live {
     uintptr_t from, to;
     const char *path;
     int fd;
+    bool kept;
     uint64_t size;
+    dev_t dev;
+    ino_t ino;
     struct timespec written;
 };
 static _Atomic(struct io_live *) live_map[MAX_MAPS];
@@ -43,6 +46,8 @@ static int map_enter(struct io_map *m, int fd, const struct stat *st, struct err
                           .path = m->path,
                           .fd = fd,
                           .size = m->size,
+                          .dev = st->st_dev,
+                          .ino = st->st_ino,
                           .written = st->st_mtim};
     for (int i = 0; i < MAX_MAPS; i++) {
         struct io_live *none = NULL;
@@ -66,6 +71,21 @@ int io_maps_check(struct err *e)
             return err_set(e, ERR_IO,
                            "%s: changed while it was read (expected %llu bytes untouched, got %llu)", l->path,
                            (unsigned long long)l->size, (unsigned long long)st.st_size);
+    }
+    return 0;
+}
+
+void io_map_keep(struct io_map *m)
+{
+    if (m->live) m->live->kept = true;
+}
+
+int io_maps_refuse(const struct stat *out, const char *path, struct err *e)
+{
+    for (int i = 0; i < MAX_MAPS; i++) {
+        const struct io_live *l = atomic_load(&live_map[i]);
+        if (l && l->kept && l->dev == out->st_dev && l->ino == out->st_ino)
+            return err_set(e, ERR_USAGE, "%s: the output is the same file as the input %s", path, l->path);
     }
     return 0;
 }

@@ -17,6 +17,9 @@ struct io_map {
 };
 int io_map_open(struct io_map *m, const char *path, struct err *e);
 void io_map_close(struct io_map *m); /* zeroed struct is legal */
+/* No output takes this file's place while it is mapped: opening or committing one at its path is ERR_USAGE.
+ */
+void io_map_keep(struct io_map *m);
 /* ERR_IO naming the file if one that is mapped now was written to or cut since it was mapped. io_out_commit
  * asks first, so nothing made from such a file appears. */
 int io_maps_check(struct err *e);

@@ -42,7 +42,7 @@ static int refuse_inputs(const struct stat *out, const char *name, const char *c
             return err_set(e, ERR_USAGE, "%s: the output is the same file as the input %s", name,
                            inputs[i] && strcmp(inputs[i], "-") ? inputs[i] : "stdin");
     }
-    return 0;
+    return io_maps_refuse(out, name, e);
 }
 
 static int write_all(struct io_out *o, const uint8_t *p, size_t n, struct err *e)
@@ -319,8 +319,10 @@ static int rename_tmp(struct io_out *o, struct err *e)
 int io_out_prepare(struct io_out *o, struct err *e)
 {
     if (!o->buf) return 0;
+    struct stat there;
     if (io_out_flush(o, e) || io_maps_check(e)) return -1;
     if (o->to_stdout || o->fd < 0) return 0;
+    if (o->tmp && !stat(o->path, &there) && io_maps_refuse(&there, o->path, e)) return -1;
     int rc = fsync(o->fd);
     while (rc && errno == EINTR) rc = fsync(o->fd); /* network file systems let signals interrupt it */
     /* A pipe or a device has nothing to sync and says EINVAL. */

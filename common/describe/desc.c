@@ -308,7 +308,7 @@ int desc_read(struct desc **out, const struct gguf *g, const struct desc_overrid
         goto out;
     }
     r.d->bos_id = r.d->eos_id = r.d->mask_id = -1;
-    if (gguf_whole(g, e) || read_any(&r)) goto out;
+    if (read_any(&r)) goto out;
     if (refuse_flags(&r)) goto out;
     if (read_tokenizer(&r) || refuse_unknown_tensors(&r)) goto out;
     if (r.d->arch != DESC_DFLASH && r.d->arch != DESC_GEMMA4_ASSISTANT)
@@ -447,4 +447,17 @@ int desc_pair(const struct desc *t, const struct desc *d, struct err *e)
         return err_set(e, ERR_FORMAT, "drafter: tokenizer (expected the target's %d tokens, got %d)",
                        t->n_tokens, d->n_tokens);
     return 0;
+}
+
+int32_t desc_draft_reach(const struct desc *d)
+{
+    int32_t window = 0;
+    bool full = false;
+    if (d->arch != DESC_DFLASH) return 0;
+    for (int i = 0; i < d->n_layer; i++) {
+        full |= !d->layer[i].window;
+        if (d->layer[i].window > window) window = d->layer[i].window;
+    }
+    /* A block sees itself whole. */
+    return full && window && window <= INT32_MAX / 3 && 3 * window >= d->block_most ? 3 * window : 0;
 }

@@ -118,7 +118,7 @@ static int stored_taps(struct desc_reader *r, const struct gguf_kv *kv, int32_t 
 {
     const int32_t shift = r->d->tap_shift;
     char text[96];
-    desc_value_text(kv, text, sizeof text);
+    gguf_value_text(kv, text, sizeof text);
     if (kv->type != GGUF_ARRAY || (kv->elem != GGUF_I32 && kv->elem != GGUF_U32) || !kv->count ||
         kv->count > DESC_MAX_TAPS)
         return desc_fail(r, "key '%s': has the wrong type (expected 1 to %d of i32, got %s)", kv->key,
@@ -355,7 +355,7 @@ static int read_causal(struct desc_reader *r, const struct dialect *x)
     if (rc < 0) return -1;
     if (kv && (kv->type != GGUF_ARRAY || kv->elem != GGUF_BOOL || kv->count != (uint64_t)d->n_layer)) {
         char text[96];
-        desc_value_text(kv, text, sizeof text);
+        gguf_value_text(kv, text, sizeof text);
         return desc_fail(r, "key '%s': has the wrong type (expected bool[%d], got %s)", kv->key, d->n_layer,
                          text);
     }

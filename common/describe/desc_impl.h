@@ -33,7 +33,6 @@ extern const struct desc_family desc_qwen3, desc_qwen3moe, desc_qwen35, desc_qwe
 int desc_fail(struct desc_reader *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 int desc_missing(struct desc_reader *r, const char *key, const char *expected);
 const char *desc_key(const struct desc_reader *r, const char *name, char *buf, size_t n); /* arch.name */
-void desc_value_text(const struct gguf_kv *kv, char *out, size_t n);
 void desc_infer(struct desc_reader *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 int desc_maybe_i32(struct desc_reader *r, const char *name, int32_t lo, int32_t hi, int32_t *v);

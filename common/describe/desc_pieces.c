@@ -183,7 +183,7 @@ int desc_pieces(struct desc_reader *r)
     for (uint64_t i = 0; i < r->g->n_kv; i++) {
         const struct gguf_kv *kv = &r->g->kv[i];
         if (!desc_piece_key(kv->key, d->arch_name) || idle(kv)) continue;
-        desc_value_text(kv, value, sizeof value);
+        gguf_value_text(kv, value, sizeof value);
         note(d, &f, find(kv->key + prefix, true, false), kv->key, value);
     }
     for (uint64_t i = 0; i < r->g->n_tensors; i++) note_tensor(r, &f, &r->g->tensor[i]);

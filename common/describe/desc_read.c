@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 #include "desc_impl.h"
-#include "../base/text.h"
 
 /* ---- messages ---- */
 
@@ -30,19 +29,6 @@ void desc_infer(struct desc_reader *r, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(out + used, n - used, fmt, ap);
     va_end(ap);
-}
-
-void desc_value_text(const struct gguf_kv *kv, char *out, size_t n)
-{
-    uint32_t type = kv->type == GGUF_ARRAY ? kv->elem : kv->type;
-    if (kv->type == GGUF_ARRAY)
-        snprintf(out, n, "%s[%" PRIu64 "]", gguf_type_name(type), kv->count);
-    else if (type == GGUF_STRING)
-        text_quote(out, n, kv->strings[0].s, kv->strings[0].n, 60);
-    else if (type == GGUF_F32 || type == GGUF_F64)
-        snprintf(out, n, "%g", gguf_array_f64(kv, 0));
-    else
-        snprintf(out, n, "%" PRId64, gguf_array_i64(kv, 0));
 }
 
 /* ---- keys ---- */
@@ -116,7 +102,7 @@ int desc_agree_i32(struct desc_reader *r, const char *name, int32_t found, const
 static int wrong_array(struct desc_reader *r, const struct gguf_kv *kv, const char *expected)
 {
     char text[96];
-    desc_value_text(kv, text, sizeof text);
+    gguf_value_text(kv, text, sizeof text);
     return desc_fail(r, "key '%s': has the wrong type (expected %s[%d], got %s)", kv->key, expected,
                      r->d->n_layer, text);
 }
@@ -166,7 +152,7 @@ int desc_known_keys(struct desc_reader *r, const char *const *known, const char 
         char text[96];
         if (strncmp(kv->key, r->d->arch_name, n) || kv->key[n] != '.') continue;
         if (in_list(kv->key + n + 1, known) || in_list(kv->key + n + 1, more)) continue;
-        desc_value_text(kv, text, sizeof text);
+        gguf_value_text(kv, text, sizeof text);
         return desc_fail(
             r, "key '%s': is not supported and could change the forward pass (expected no such key, got %s)",
             kv->key, text);

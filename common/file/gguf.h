@@ -53,6 +53,7 @@ struct gguf_tensor {
     uint32_t type;             /* known to kn_type_info, or the open fails naming it */
     uint64_t offset;           /* from the start of the data section */
     uint64_t bytes;
+    uint32_t part;       /* of the file that holds it, from 0 */
     const uint8_t *data; /* in the map */
 };
 
@@ -73,14 +74,21 @@ struct gguf {
     struct gguf_kv **kv_by_name; /* the same, sorted: gguf_find and gguf_tensor search here */
     struct gguf_tensor **tensor_by_name;
     uint64_t data_offset; /* of the data section in the file */
+    uint32_t n_parts;     /* files that the model is in; keys, messages and map are those of the first */
+    struct gguf **part;   /* [n_parts], where there are several; part[0] is NULL: this */
+    uint64_t bytes;       /* of all of them */
     bool borrowed;        /* opened over the caller's memory */
     struct arena *arena;
 };
 
 /* Map a file and check all of it but the tensors' values. ERR_FORMAT: malformed, naming key or tensor;
- * ERR_IO. */
+ * ERR_IO. Of a model in several files (NAME-00001-of-00005.gguf, keys split.*) path is the first; the others
+ * are mapped too, and what is handed out has all tensors, in the order of the parts, and no key split.*: it
+ * is what the model in one file would be. A part that is missing, of another model or at another's place is
+ * ERR_FORMAT, naming the part. */
 int gguf_open(struct gguf **g, const char *path, struct err *e);
-/* The same over memory that outlives it (tests, fuzzing); name is for messages. */
+/* The same over memory that outlives it (tests, fuzzing); name is for messages. Of one file: a part of
+ * several is ERR_FORMAT. */
 int gguf_open_memory(struct gguf **g, const void *data, uint64_t size, const char *name, struct err *e);
 /* Where the hint of a refused drafter is the command that converts it: with its target. */
 void gguf_hint_target(const char *target, struct err *e);
@@ -96,14 +104,35 @@ int gguf_get_i32(const struct gguf *g, const char *key, int32_t *v, struct err *
 int gguf_get_u64(const struct gguf *g, const char *key, uint64_t *v, struct err *e);
 int gguf_get_f32(const struct gguf *g, const char *key, float *v, struct err *e);
 int gguf_get_bool(const struct gguf *g, const char *key, bool *v, struct err *e);
-/* ERR_FORMAT where the file is one of several that a model was split into (split.count above 1): what is made
- * of it alone would lack the rest. */
-int gguf_whole(const struct gguf *g, struct err *e);
 int gguf_get_str(const struct gguf *g, const char *key, struct gguf_str *v, struct err *e);
 /* Element i of an integer or bool array as i64; f32 of a float array. */
 int64_t gguf_array_i64(const struct gguf_kv *kv, uint64_t i);
 double gguf_array_f64(const struct gguf_kv *kv, uint64_t i);
 bool gguf_str_is(struct gguf_str a, const char *b);
+/* For messages: a scalar's value, a string in quotes and cut, "u32[36]" of an array. */
+void gguf_value_text(const struct gguf_kv *kv, char *out, size_t n);
+bool gguf_same_value(const struct gguf_kv *a, const struct gguf_kv *b); /* type and bytes */
+
+/* ---- other values than the file's ---- */
+/* KEY=TYPE:VALUE. TYPE: int (any integer type) or float (f32 or f64), bool, str, as llama.cpp has them; or a
+ * type of GGUF by its name, which the file's must then be. */
+struct gguf_override {
+    const char *text; /* as given, borrowed */
+    size_t n_key;     /* its first bytes: the key */
+    uint32_t type;
+    bool exact, minus; /* exact: type, else its kind; minus: bits are those of a negative i64 */
+    uint64_t bits;
+    double real;
+    struct gguf_str string;
+};
+int gguf_override_parse(struct gguf_override *o, const char *text, struct err *e); /* ERR_USAGE */
+/* n of them, mem_alloc'ed; NULL where n is 0. */
+int gguf_overrides_parse(struct gguf_override **o, const char *const *text, int n, struct err *e);
+/* g's keys get these values, in order; one that it lacks comes behind the others. What is made of g then
+ * (description, identity) is made of them. ERR_USAGE: another type than the file's, out of its range, an
+ * array, a key that says how the file lies; and, unless add, one that is neither in the file nor the
+ * architecture's nor looked at here. */
+int gguf_override(struct gguf *g, const struct gguf_override *o, int n, bool add, struct err *e);
 
 /* ---- writing ---- */
 struct gguf_writer;
@@ -133,5 +162,22 @@ int gguf_write_header(struct gguf_writer *w, struct io_out *o, struct err *e);
 int gguf_write_data(struct gguf_writer *w, struct io_out *o, const void *data, uint64_t n, struct err *e);
 /* Checks that every tensor is complete; does not commit o. */
 int gguf_write_end(struct gguf_writer *w, struct io_out *o, struct err *e);
+
+/* The files of a model: one at path (NULL or "-": stdout), or, with split > 0, NAME-00001-of-00005.gguf and
+ * so on beside each other, path being NAME.gguf. A file has at most split bytes, unless one tensor alone has
+ * more. They appear together or not at all. In place of io_out_open, gguf_write_* and io_out_commit; a zeroed
+ * struct is legal in abort. */
+struct gguf_files {
+    struct gguf_writer *w;
+    struct io_out *out; /* [n] */
+    uint32_t n;
+};
+int gguf_files_open(struct gguf_files *f, struct gguf_writer *w, const char *path, bool force,
+                    const char *const *inputs, int n_inputs, uint64_t split,
+                    struct err *e); /* headers are written */
+int gguf_files_data(struct gguf_files *f, const void *data, uint64_t n, struct err *e);
+int gguf_files_end(struct gguf_files *f, struct err *e); /* complete, and safe on the disk; no names yet */
+int gguf_files_commit(struct gguf_files *f, struct err *e);
+void gguf_files_abort(struct gguf_files *f); /* legal after commit: does nothing */
 
 #endif

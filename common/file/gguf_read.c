@@ -4,7 +4,7 @@
  * bytes that remain before it is used or multiplied, a count before memory is taken for it. Every message
  * names the file, then the key or tensor (by name once it is known, before that by number), then what was
  * expected and what was found. */
-#include "gguf.h"
+#include "gguf_impl.h"
 
 #include <errno.h>
 #include <float.h>
@@ -203,17 +203,21 @@ static int by_key(const void *a, const void *b)
     return strcmp((*(struct gguf_kv *const *)a)->key, (*(struct gguf_kv *const *)b)->key);
 }
 
+void gguf_sort_keys(struct gguf *g)
+{
+    for (uint64_t i = 0; i < g->n_kv; i++) g->kv_by_name[i] = &g->kv[i];
+    qsort(g->kv_by_name, (size_t)g->n_kv, sizeof *g->kv_by_name, by_key);
+}
+
 static int read_kvs(struct cursor *c, struct gguf *g)
 {
     const struct gguf_kv *kv;
     g->kv = arena_alloc(g->arena, (size_t)g->n_kv, sizeof *g->kv);
     g->kv_by_name = arena_alloc(g->arena, (size_t)g->n_kv, sizeof *g->kv_by_name);
     if (!g->kv || !g->kv_by_name) return no_memory(c, "keys");
-    for (uint64_t i = 0; i < g->n_kv; i++) {
+    for (uint64_t i = 0; i < g->n_kv; i++)
         if (read_kv(c, g, i)) return -1;
-        g->kv_by_name[i] = &g->kv[i];
-    }
-    qsort(g->kv_by_name, (size_t)g->n_kv, sizeof *g->kv_by_name, by_key);
+    gguf_sort_keys(g);
     for (uint64_t i = 1; i < g->n_kv; i++)
         if (!by_key(&g->kv_by_name[i - 1], &g->kv_by_name[i]))
             return err_set(c->e, ERR_FORMAT, "%s: key '%.80s': stands twice in the file", c->path,
@@ -287,16 +291,20 @@ static int by_offset(const void *a, const void *b)
     return x->offset != y->offset ? (x->offset < y->offset ? -1 : 1) : by_name(a, b);
 }
 
+void gguf_sort_tensors(struct gguf *g)
+{
+    for (uint64_t i = 0; i < g->n_tensors; i++) g->tensor_by_name[i] = &g->tensor[i];
+    qsort(g->tensor_by_name, (size_t)g->n_tensors, sizeof *g->tensor_by_name, by_name);
+}
+
 static int read_tensors(struct cursor *c, struct gguf *g)
 {
     g->tensor = arena_alloc(g->arena, (size_t)g->n_tensors, sizeof *g->tensor);
     g->tensor_by_name = arena_alloc(g->arena, (size_t)g->n_tensors, sizeof *g->tensor_by_name);
     if (!g->tensor || !g->tensor_by_name) return no_memory(c, "tensors");
-    for (uint64_t i = 0; i < g->n_tensors; i++) {
+    for (uint64_t i = 0; i < g->n_tensors; i++)
         if (read_tensor(c, g, i)) return -1;
-        g->tensor_by_name[i] = &g->tensor[i];
-    }
-    qsort(g->tensor_by_name, (size_t)g->n_tensors, sizeof *g->tensor_by_name, by_name);
+    gguf_sort_tensors(g);
     for (uint64_t i = 1; i < g->n_tensors; i++)
         if (!by_name(&g->tensor_by_name[i - 1], &g->tensor_by_name[i]))
             return err_set(c->e, ERR_FORMAT, "%s: tensor '%.80s': stands twice in the file", c->path,
@@ -409,12 +417,14 @@ static int parse(struct gguf *g, struct err *e)
     struct cursor c = {.data = g->map.data, .size = g->map.size, .path = g->map.path, .e = e};
     g->arena = arena_new();
     if (!g->arena) return no_memory(&c, "arena");
+    g->n_parts = 1;
+    g->bytes = g->map.size;
     if (read_magic(&c, g) || read_kvs(&c, g)) return -1;
     if (read_tensors(&c, g)) return -1;
     return place_tensors(&c, g);
 }
 
-int gguf_open(struct gguf **out, const char *path, struct err *e)
+int gguf_open_one(struct gguf **out, const char *path, struct err *e)
 {
     struct gguf *g;
     struct stat st;
@@ -429,8 +439,18 @@ int gguf_open(struct gguf **out, const char *path, struct err *e)
         gguf_close(g);
         return -1;
     }
+    io_map_keep(&g->map);
     *out = g;
     return 0;
+}
+
+int gguf_open(struct gguf **out, const char *path, struct err *e)
+{
+    if (gguf_open_one(out, path, e)) return -1;
+    if (gguf_join(*out, e) == 0) return 0;
+    gguf_close(*out);
+    *out = NULL;
+    return -1;
 }
 
 int gguf_open_memory(struct gguf **out, const void *data, uint64_t size, const char *name, struct err *e)
@@ -447,7 +467,7 @@ int gguf_open_memory(struct gguf **out, const void *data, uint64_t size, const c
     g->map.data = data;
     g->map.size = size;
     g->borrowed = true;
-    if (parse(g, e)) {
+    if (parse(g, e) || gguf_whole(g, e)) {
         gguf_close(g);
         return -1;
     }
@@ -458,6 +478,7 @@ int gguf_open_memory(struct gguf **out, const void *data, uint64_t size, const c
 void gguf_close(struct gguf *g)
 {
     if (!g) return;
+    for (uint32_t i = 1; i < g->n_parts; i++) gguf_close(g->part[i]);
     if (g->borrowed) g->map.data = NULL; /* the caller's memory, no map */
     io_map_close(&g->map);
     arena_free(g->arena);
@@ -572,17 +593,6 @@ int gguf_get_i32(const struct gguf *g, const char *key, int32_t *v, struct err *
     int r = get_int(g, key, INT32_MIN, INT32_MAX, &x, e);
     if (!r) *v = (int32_t)x;
     return r;
-}
-
-int gguf_whole(const struct gguf *g, struct err *e)
-{
-    int32_t count = 1, no = 0;
-    if (gguf_get_i32(g, "split.count", &count, e) < 0 || gguf_get_i32(g, "split.no", &no, e) < 0) return -1;
-    if (count <= 1) return 0;
-    err_set(e, ERR_FORMAT,
-            "%s: is part %" PRId64 " of a model that is split into %" PRId32 " files (expected one file)",
-            g->map.path ? g->map.path : "model", (int64_t)no + 1, count);
-    return err_hint(e, "put the parts together first, as llama-gguf-split --merge does");
 }
 
 int gguf_get_u64(const struct gguf *g, const char *key, uint64_t *v, struct err *e)

@@ -3,11 +3,12 @@
  * Keys and tensor descriptions are collected, the header goes out in one piece, and data follows tensor by
  * tensor. The bytes are a function of the calls alone: keys and tensors in the order of the calls, padding
  * zero. */
-#include "gguf.h"
+#include "gguf_impl.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <zlib.h>
 
 #include "../base/mem.h"
 
@@ -19,6 +20,7 @@ struct out_tensor {
     uint32_t type, n_dims;
     int64_t ne[GGUF_MAX_DIMS];
     uint64_t bytes, offset;
+    uint32_t part; /* of the file that it goes to, from 0 */
 };
 
 struct gguf_writer {
@@ -27,6 +29,8 @@ struct gguf_writer {
     struct out_tensor *tensor;
     uint64_t n_tensors, room_tensors;
     uint32_t alignment;
+    uint32_t n_parts; /* files; 0: one, and no key says so */
+    uint32_t crc;     /* of parts: what they have in common */
     bool header_done;
     uint64_t at;   /* the tensor whose data comes next */
     uint64_t done; /* its bytes so far */
@@ -277,6 +281,7 @@ int gguf_add_tensor(struct gguf_writer *w, const char *name, uint32_t type, uint
     memcpy(t->ne, ne, n_dims * sizeof *ne);
     t->bytes = bytes;
     t->offset = 0;
+    t->part = 0;
     w->n_tensors++;
     return 0;
 }
@@ -331,44 +336,88 @@ static int find_alignment(struct gguf_writer *w, struct err *e)
     return 0;
 }
 
+/* Files behind the first have no key general.alignment. */
+static uint32_t alignment_of(const struct gguf_writer *w, uint32_t part)
+{
+    return part ? 32 : w->alignment;
+}
+
 /* The offset of each tensor; the last one is padded too, as every writer of the field does. */
 static int place(struct gguf_writer *w, struct err *e)
 {
     uint64_t pos = 0;
     for (uint64_t i = 0; i < w->n_tensors; i++) {
         struct out_tensor *t = &w->tensor[i];
+        const uint32_t alignment = alignment_of(w, t->part);
+        if (i && t->part != w->tensor[i - 1].part) pos = 0;
         t->offset = pos;
-        if (__builtin_add_overflow(pos, t->bytes, &pos) ||
-            __builtin_add_overflow(pos, w->alignment - 1, &pos))
+        if (__builtin_add_overflow(pos, t->bytes, &pos) || __builtin_add_overflow(pos, alignment - 1, &pos))
             return err_set(e, ERR_FORMAT, "tensor '%s': the data section has more bytes than 64 bits count",
                            t->name);
-        pos -= pos % w->alignment;
+        pos -= pos % alignment;
     }
     return 0;
 }
 
+static int out_key(struct io_out *o, const struct gguf_kv *kv, struct err *e)
+{
+    if (out_name(o, kv->key, e) || out_u32(o, kv->type, e)) return -1;
+    if (kv->type == GGUF_ARRAY && (out_u32(o, kv->elem, e) || out_u64(o, kv->count, e))) return -1;
+    return io_out_write(o, kv->data, (size_t)kv->bytes, e);
+}
+
+static bool is_split_key(const char *key)
+{
+    return !strncmp(key, GGUF_SPLIT, strlen(GGUF_SPLIT));
+}
+
+/* The keys split.* of a part. */
+#define SPLIT_KEYS 4
+static int out_split_keys(const struct gguf_writer *w, struct io_out *o, uint32_t part, struct err *e)
+{
+    const uint16_t no = (uint16_t)part, count = (uint16_t)w->n_parts;
+    const int32_t tensors = (int32_t)w->n_tensors;
+    char names[SPLIT_KEYS][32] = {GGUF_SPLIT_NO, GGUF_SPLIT_COUNT, GGUF_SPLIT_TENSORS, GGUF_SPLIT_CRC};
+    const struct gguf_kv kv[SPLIT_KEYS] = {
+        {.key = names[0], .type = GGUF_U16, .data = (const uint8_t *)&no, .bytes = 2},
+        {.key = names[1], .type = GGUF_U16, .data = (const uint8_t *)&count, .bytes = 2},
+        {.key = names[2], .type = GGUF_I32, .data = (const uint8_t *)&tensors, .bytes = 4},
+        {.key = names[3], .type = GGUF_U32, .data = (const uint8_t *)&w->crc, .bytes = 4}};
+    for (int i = 0; i < SPLIT_KEYS; i++)
+        if (out_key(o, &kv[i], e)) return -1;
+    return 0;
+}
+
+static int out_info(struct io_out *o, const struct out_tensor *t, struct err *e)
+{
+    if (out_name(o, t->name, e) || out_u32(o, t->n_dims, e)) return -1;
+    if (io_out_write(o, t->ne, t->n_dims * sizeof *t->ne, e)) return -1;
+    return out_u32(o, t->type, e) || out_u64(o, t->offset, e) ? -1 : 0;
+}
+
+/* The header of one file: the model's keys stand in the first. */
+static int out_header(const struct gguf_writer *w, struct io_out *o, uint32_t part, struct err *e)
+{
+    const uint64_t begin = o->written;
+    uint64_t n = 0, n_kv = part ? 0 : w->n_kv;
+    for (uint64_t i = 0; i < w->n_tensors; i++) n += w->tensor[i].part == part;
+    if (w->n_parts) n_kv += SPLIT_KEYS;
+    if (io_out_write(o, "GGUF", 4, e) || out_u32(o, 3, e) || out_u64(o, n, e) || out_u64(o, n_kv, e))
+        return -1;
+    for (uint64_t i = 0; !part && i < w->n_kv; i++)
+        if (out_key(o, &w->kv[i], e)) return -1;
+    if (w->n_parts && out_split_keys(w, o, part, e)) return -1;
+    for (uint64_t i = 0; i < w->n_tensors; i++)
+        if (w->tensor[i].part == part && out_info(o, &w->tensor[i], e)) return -1;
+    return out_padding(o, o->written - begin, alignment_of(w, part), e);
+}
+
 int gguf_write_header(struct gguf_writer *w, struct io_out *o, struct err *e)
 {
-    uint64_t begin = o->written;
     if (w->header_done) return err_set(e, ERR_FORMAT, "the header was written already");
     if (find_alignment(w, e) || place(w, e)) return -1;
     w->header_done = true;
-    if (io_out_write(o, "GGUF", 4, e) || out_u32(o, 3, e) || out_u64(o, w->n_tensors, e) ||
-        out_u64(o, w->n_kv, e))
-        return -1;
-    for (uint64_t i = 0; i < w->n_kv; i++) {
-        const struct gguf_kv *kv = &w->kv[i];
-        if (out_name(o, kv->key, e) || out_u32(o, kv->type, e)) return -1;
-        if (kv->type == GGUF_ARRAY && (out_u32(o, kv->elem, e) || out_u64(o, kv->count, e))) return -1;
-        if (io_out_write(o, kv->data, (size_t)kv->bytes, e)) return -1;
-    }
-    for (uint64_t i = 0; i < w->n_tensors; i++) {
-        const struct out_tensor *t = &w->tensor[i];
-        if (out_name(o, t->name, e) || out_u32(o, t->n_dims, e)) return -1;
-        if (io_out_write(o, t->ne, t->n_dims * sizeof *t->ne, e)) return -1;
-        if (out_u32(o, t->type, e) || out_u64(o, t->offset, e)) return -1;
-    }
-    return out_padding(o, o->written - begin, w->alignment, e);
+    return out_header(w, o, 0, e);
 }
 
 int gguf_write_data(struct gguf_writer *w, struct io_out *o, const void *data, uint64_t n, struct err *e)
@@ -388,7 +437,7 @@ int gguf_write_data(struct gguf_writer *w, struct io_out *o, const void *data, u
     if (w->done < t->bytes) return 0;
     w->at++;
     w->done = 0;
-    return out_padding(o, t->bytes, w->alignment, e);
+    return out_padding(o, t->bytes, alignment_of(w, t->part), e);
 }
 
 int gguf_write_end(struct gguf_writer *w, struct io_out *o, struct err *e)
@@ -399,4 +448,150 @@ int gguf_write_end(struct gguf_writer *w, struct io_out *o, struct err *e)
                        "tensor '%s': too little data (expected %" PRIu64 " bytes, got %" PRIu64 ")",
                        w->tensor[w->at].name, w->tensor[w->at].bytes, w->done);
     return 0;
+}
+
+/* ---- one file or several ---- */
+
+static uint64_t info_bytes(const struct out_tensor *t)
+{
+    return 8 + strlen(t->name) + 4 + 8 * (uint64_t)t->n_dims + 4 + 8;
+}
+
+static uint64_t key_bytes(const struct gguf_kv *kv)
+{
+    return 8 + strlen(kv->key) + 4 + (kv->type == GGUF_ARRAY ? 12 : 0) + kv->bytes;
+}
+
+static uint64_t padded(uint64_t n, uint64_t alignment)
+{
+    return n + (alignment - n % alignment) % alignment;
+}
+
+/* Which tensor goes to which file: in order, as many as leave the file at most split bytes, one at least. */
+static int share_out(struct gguf_writer *w, uint64_t split, struct err *e)
+{
+    uint64_t head = 24, data = 0, n = 0, split_keys = 0;
+    static const char *const names[] = {GGUF_SPLIT_NO, GGUF_SPLIT_COUNT, GGUF_SPLIT_TENSORS, GGUF_SPLIT_CRC};
+    static const int bytes[] = {2, 2, 4, 4};
+    for (int i = 0; i < SPLIT_KEYS; i++) split_keys += 8 + strlen(names[i]) + 4 + (uint64_t)bytes[i];
+    for (uint64_t i = 0; i < w->n_kv; i++) head += key_bytes(&w->kv[i]);
+    head += split_keys;
+    w->n_parts = 1;
+    for (uint64_t i = 0; i < w->n_tensors; i++) {
+        struct out_tensor *t = &w->tensor[i];
+        uint64_t a = alignment_of(w, w->n_parts - 1), all;
+        if (__builtin_add_overflow(padded(head + info_bytes(t), a) + data, t->bytes, &all) ||
+            all > UINT64_MAX - a)
+            return err_set(e, ERR_FORMAT, "tensor '%s': the file has more bytes than 64 bits count", t->name);
+        if (n && padded(all, a) > split) {
+            w->n_parts++;
+            a = alignment_of(w, w->n_parts - 1);
+            head = 24 + split_keys;
+            data = n = 0;
+        }
+        if (w->n_parts > GGUF_MAX_PARTS)
+            return err_set(e, ERR_USAGE,
+                           "--split-size: too many parts (expected at most %d, got more with %" PRIu64
+                           " bytes a part)",
+                           GGUF_MAX_PARTS, split);
+        t->part = w->n_parts - 1;
+        head += info_bytes(t);
+        data = padded(data + t->bytes, a);
+        n++;
+    }
+    return 0;
+}
+
+/* Parts of two models differ in it, unless these have the same keys and tensors. */
+static uint32_t model_crc(const struct gguf_writer *w)
+{
+    uLong crc = crc32(0, NULL, 0);
+    for (uint64_t i = 0; i < w->n_kv; i++) {
+        const struct gguf_kv *kv = &w->kv[i];
+        crc = crc32_z(crc, (const Bytef *)kv->key, strlen(kv->key) + 1);
+        crc = crc32_z(crc, (const Bytef *)&kv->type, sizeof kv->type);
+        crc = crc32_z(crc, kv->data, (size_t)kv->bytes);
+    }
+    for (uint64_t i = 0; i < w->n_tensors; i++) {
+        const struct out_tensor *t = &w->tensor[i];
+        crc = crc32_z(crc, (const Bytef *)t->name, strlen(t->name) + 1);
+        crc = crc32_z(crc, (const Bytef *)&t->type, sizeof t->type);
+        crc = crc32_z(crc, (const Bytef *)t->ne, t->n_dims * sizeof *t->ne);
+    }
+    return (uint32_t)crc;
+}
+
+static int open_parts(struct gguf_files *f, const char *path, bool force, const char *const *inputs,
+                      int n_inputs, struct err *e)
+{
+    const size_t n = strlen(path), stem = n > 5 && !strcmp(path + n - 5, ".gguf") ? n - 5 : n;
+    for (uint32_t i = 0; i < f->w->n_parts; i++) {
+        char *name = gguf_part_path(path, stem, i, f->w->n_parts);
+        int rc = name ? io_out_open(&f->out[i], name, force, inputs, n_inputs, e)
+                      : err_set(e, ERR_IO, "%s: out of memory (name of a part)", path);
+        mem_free(name);
+        if (rc) return -1;
+        f->n++;
+        if (out_header(f->w, &f->out[i], i, e)) return -1;
+    }
+    return 0;
+}
+
+int gguf_files_open(struct gguf_files *f, struct gguf_writer *w, const char *path, bool force,
+                    const char *const *inputs, int n_inputs, uint64_t split, struct err *e)
+{
+    *f = (struct gguf_files){.w = w};
+    if (split && (!path || !strcmp(path, "-")))
+        return err_set(e, ERR_USAGE, "--split-size: parts are files (expected -o FILE, got standard output)");
+    for (uint64_t i = 0; i < w->n_kv; i++)
+        if (is_split_key(w->kv[i].key))
+            return err_set(e, ERR_FORMAT, "key '%.80s': parts have keys of their own (expected no such key)",
+                           w->kv[i].key);
+    if (split && (find_alignment(w, e) || share_out(w, split, e))) return -1;
+    w->crc = split ? model_crc(w) : 0;
+    f->out = mem_calloc(split ? w->n_parts : 1, sizeof *f->out);
+    if (!f->out) return err_set(e, ERR_IO, "%s: out of memory (outputs)", path ? path : "stdout");
+    int rc;
+    if (split) {
+        if (place(w, e)) return -1;
+        w->header_done = true;
+        rc = open_parts(f, path, force, inputs, n_inputs, e);
+    } else {
+        rc = io_out_open(f->out, path, force, inputs, n_inputs, e);
+        f->n = rc == 0;
+        if (!rc) rc = gguf_write_header(w, f->out, e);
+    }
+    if (rc) gguf_files_abort(f);
+    return rc;
+}
+
+int gguf_files_data(struct gguf_files *f, const void *data, uint64_t n, struct err *e)
+{
+    const struct gguf_writer *w = f->w;
+    const uint32_t part = w->at < w->n_tensors ? w->tensor[w->at].part : f->n - 1;
+    return gguf_write_data(f->w, &f->out[part], data, n, e);
+}
+
+int gguf_files_end(struct gguf_files *f, struct err *e)
+{
+    if (gguf_write_end(f->w, f->out, e)) return -1;
+    for (uint32_t i = 0; i < f->n; i++)
+        if (io_out_prepare(&f->out[i], e)) return -1;
+    return 0;
+}
+
+int gguf_files_commit(struct gguf_files *f, struct err *e)
+{
+    struct io_out *all[GGUF_MAX_PARTS];
+    for (uint32_t i = 0; i < f->n; i++) all[i] = &f->out[i];
+    const int rc = io_outs_commit(all, (int)f->n, e);
+    gguf_files_abort(f);
+    return rc;
+}
+
+void gguf_files_abort(struct gguf_files *f)
+{
+    for (uint32_t i = 0; i < f->n; i++) io_out_abort(&f->out[i]);
+    mem_free(f->out);
+    *f = (struct gguf_files){.w = f->w};
 }

@@ -49,7 +49,7 @@ static int malformed(struct report *r, struct err *mine, struct err *e)
 /* Namespaces of keys that every file may carry; the architecture's own are checked by desc_read. */
 static bool known_key(const char *key, const char *arch)
 {
-    static const char *const spaces[] = {"general.", "tokenizer.", "quantize.", "split."};
+    static const char *const spaces[] = {"general.", "tokenizer.", "quantize."};
     for (size_t i = 0; i < sizeof spaces / sizeof *spaces; i++)
         if (!strncmp(key, spaces[i], strlen(spaces[i]))) return true;
     size_t n = strlen(arch);
@@ -195,7 +195,9 @@ static int check_imatrix(struct report *r, const struct gguf *g, const struct de
             snprintf(subject, sizeof subject, "key %s", g->kv[i].key);
             say(r, CHECK_BAD, NULL, subject, "unknown (expected general.* or imatrix.*)");
         }
-    if (imatrix_read_memory(&m, g->map.data, g->map.size, g->map.path, &mine) == 0) {
+    if (g->n_parts > 1) {
+        say(r, CHECK_BAD, NULL, "importance matrix", "is in %u files (expected one)", g->n_parts);
+    } else if (imatrix_read_memory(&m, g->map.data, g->map.size, g->map.path, &mine) == 0) {
         say(r, CHECK_OK, NULL, "importance matrix",
             "%lld products: every sum has its count, none is negative, no NaN and no Inf", (long long)m->n);
     } else if (mine.code == ERR_FORMAT) {
@@ -246,8 +248,14 @@ int check_gguf(const char *path, const struct desc_override *o, bool for_use, in
     struct err mine = {0};
     if (threads < 1) threads = omp_get_num_procs();
     if (gguf_open(&g, path, &mine)) return malformed(&r, &mine, e);
+    if (o && gguf_override(g, o->kv, o->n_kv, false, e)) {
+        gguf_close(g);
+        return -1;
+    }
+    char files[32] = "";
+    if (g->n_parts > 1) snprintf(files, sizeof files, " in %u files", g->n_parts);
     say(&r, CHECK_OK, NULL, "structure",
-        "GGUF v%u, %llu keys, %llu tensors, no overlap, nothing past the end", g->version,
+        "GGUF v%u%s, %llu keys, %llu tensors, no overlap, nothing past the end", g->version, files,
         (unsigned long long)g->n_kv, (unsigned long long)g->n_tensors);
     if (imatrix_is(g)) {
         int failed = check_imatrix(&r, g, o, e);
@@ -286,7 +294,7 @@ int check_gguf(const char *path, const struct desc_override *o, bool for_use, in
             d->dialect[0] ? ", dialect " : "", d->dialect);
         if (!unknown)
             say(&r, CHECK_OK, NULL, "keys",
-                "those of %s each known; general.*, tokenizer.*, quantize.*, split.* by their names' "
+                "those of %s each known; general.*, tokenizer.*, quantize.* by their names' "
                 "beginning",
                 d->arch_name);
         check_use(&r, g, d, for_use);

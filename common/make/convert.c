@@ -673,7 +673,7 @@ static int folder_inputs(const char *path, char **out, int n)
 static int write_out(struct conv *c, struct err *e)
 {
     char *own[MAX_BESIDE] = {0};
-    struct io_out out;
+    struct gguf_files out = {0};
     int n = 0, ret = -1;
     uint32_t n_files = c->st ? c->st->n_files : 0;
     const char **inputs = mem_calloc(n_files + 3u + MAX_BESIDE, sizeof *inputs);
@@ -687,12 +687,10 @@ static int write_out(struct conv *c, struct err *e)
     for (uint32_t i = 0; i < n_files; i++) inputs[n++] = c->st->file[i].path;
     if (c->cfg) inputs[n++] = hf_config_name(c->cfg);
     if (c->target.gguf) inputs[n++] = c->o->target;
-    if (io_out_open(&out, c->o->output, c->o->force, inputs, n, e)) goto done;
-    if (!gguf_write_header(c->w, &out, e) && !conv_write_tensors(c, &out, e) &&
-        !gguf_write_end(c->w, &out, e) && !io_out_commit(&out, e))
-        ret = 0;
-    if (ret) io_out_abort(&out);
+    if (gguf_files_open(&out, c->w, c->o->output, c->o->force, inputs, n, c->o->split, e)) goto done;
+    if (!conv_write_tensors(c, &out, e) && !gguf_files_end(&out, e) && !gguf_files_commit(&out, e)) ret = 0;
 done:
+    gguf_files_abort(&out);
     for (int i = 0; i < MAX_BESIDE; i++) mem_free(own[i]);
     mem_free(inputs);
     return ret;

@@ -43,6 +43,7 @@ struct convert {
     enum convert_mtp mtp;
     bool random; /* weights from seed, shapes from config.json */
     uint64_t seed;
+    uint64_t split; /* bytes of a file at most, where the output is to be several; 0: one */
     bool force;
     int threads; /* 0: as OpenMP decides */
 

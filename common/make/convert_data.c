@@ -55,6 +55,13 @@ int conv_plan_types(struct conv *c, struct err *e, uint32_t *file_type)
                  "first: %s, rows of %lld, %s)",
                  (long long)count, quant_recipe_name(recipe), q[first].name, (long long)q[first].ne[0],
                  kn_type_info(to[first])->name);
+    count = c->st ? quant_coarse(q, to, c->n_t, &first) : 0;
+    if (count)
+        conv_say(c, CONVERT_WARN,
+                 "%lld tensors are so coarse that they want an importance matrix, which dflash-quantize "
+                 "takes (the "
+                 "first: %s, %s)",
+                 (long long)count, q[first].name, kn_type_info(to[first])->name);
     if (!c->o->type_given)
         conv_say(c, CONVERT_DETAIL, "type: %s (%s)", quant_recipe_name(recipe),
                  c->st ? "as stored" : "of random weights");
@@ -305,7 +312,7 @@ static uint64_t total_bytes(const struct conv *c)
     return n;
 }
 
-static int write_tensor(struct conv *c, const struct conv_tensor *t, struct io_out *out, uint64_t *done,
+static int write_tensor(struct conv *c, const struct conv_tensor *t, struct gguf_files *out, uint64_t *done,
                         uint64_t total, struct err *e)
 {
     size_t in_row = kn_row_bytes(t->from, t->ne[0]), out_row = kn_row_bytes(t->to, t->ne[0]);
@@ -321,8 +328,7 @@ static int write_tensor(struct conv *c, const struct conv_tensor *t, struct io_o
     }
     for (int64_t row = 0; row < rows; row += s.rows) {
         int64_t n = rows - row < s.rows ? rows - row : s.rows;
-        if (fill_slab(c, t, row, n, &s, e) || gguf_write_data(c->w, out, s.dst, (uint64_t)n * out_row, e))
-            goto out;
+        if (fill_slab(c, t, row, n, &s, e) || gguf_files_data(out, s.dst, (uint64_t)n * out_row, e)) goto out;
         release(t, row, n, row + n == rows);
         *done += (uint64_t)n * out_row;
         if (c->o->progress) c->o->progress(c->o->ctx, *done, total);
@@ -334,7 +340,7 @@ out:
     return ret;
 }
 
-int conv_write_tensors(struct conv *c, struct io_out *out, struct err *e)
+int conv_write_tensors(struct conv *c, struct gguf_files *out, struct err *e)
 {
     uint64_t done = 0, total = total_bytes(c);
     for (int64_t i = 0; i < c->n_t; i++)

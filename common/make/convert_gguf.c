@@ -23,7 +23,7 @@ struct regguf {
     struct desc_override over;
     const struct dialect *dialect; /* drafters: to write */
     struct gguf_writer *w;
-    struct io_out out;
+    struct gguf_files out;
     uint32_t *to; /* [n_tensors] */
     uint64_t done;
 };
@@ -135,6 +135,16 @@ static int plan(struct regguf *c, struct err *e)
                  (long long)count, quant_recipe_name(c->o->type), q[first].name, (long long)q[first].ne[0],
                  kn_type_info(c->to[first])->name);
         say(c, CONVERT_NOTE, text);
+    }
+    count = c->o->type_given ? quant_coarse(q, c->to, n, &first) : 0;
+    if (count) {
+        char text[512];
+        snprintf(text, sizeof text,
+                 "%lld tensors are so coarse that they want an importance matrix, which dflash-quantize "
+                 "takes (the "
+                 "first: %s, %s)",
+                 (long long)count, q[first].name, kn_type_info(c->to[first])->name);
+        say(c, CONVERT_WARN, text);
     }
     char types[128], text[256];
     const int64_t again = quant_again(q, c->to, n, types, sizeof types);
@@ -278,9 +288,8 @@ static int write_tensor(struct regguf *c, uint64_t i, struct err *e)
             err_prefix(e, "%s", c->o->input);
             rc = -1;
         }
-        if (!rc) rc = gguf_write_data(c->w, &c->out, same ? src : slab, (uint64_t)n * out, e);
-        if (!rc && c->o->progress)
-            c->o->progress(c->o->ctx, c->done + (uint64_t)(r + n) * in, c->in->map.size);
+        if (!rc) rc = gguf_files_data(&c->out, same ? src : slab, (uint64_t)n * out, e);
+        if (!rc && c->o->progress) c->o->progress(c->o->ctx, c->done + (uint64_t)(r + n) * in, c->in->bytes);
     }
     c->done += t->bytes;
     mem_free(slab);
@@ -297,24 +306,23 @@ static int write_all(struct regguf *c, struct err *e)
         if (gguf_add_tensor(c->w, out_name(c, t->name, name, sizeof name), c->to[i], t->n_dims, t->ne, e))
             return -1;
     }
-    if (io_out_open(&c->out, c->o->output, c->o->force, inputs, 2, e) || gguf_write_header(c->w, &c->out, e))
-        return -1;
+    if (gguf_files_open(&c->out, c->w, c->o->output, c->o->force, inputs, 2, c->o->split, e)) return -1;
     for (uint64_t i = 0; i < c->in->n_tensors; i++)
         if (write_tensor(c, i, e)) return -1;
-    if (gguf_write_end(c->w, &c->out, e) || io_out_commit(&c->out, e)) return -1;
-    if (c->o->progress) c->o->progress(c->o->ctx, c->in->map.size, c->in->map.size);
+    if (gguf_files_end(&c->out, e) || gguf_files_commit(&c->out, e)) return -1;
+    if (c->o->progress) c->o->progress(c->o->ctx, c->in->bytes, c->in->bytes);
     return 0;
 }
 
 int convert_from_gguf(const struct convert *o, struct err *e)
 {
-    struct regguf c = {.o = o, .out = {.fd = -1}};
+    struct regguf c = {.o = o};
     int rc = -1;
     if (check_flags(o, e) || open_input(&c, e)) goto done;
     if (open_target(&c, e) || plan(&c, e)) goto done;
     rc = write_all(&c, e);
 done:
-    io_out_abort(&c.out);
+    gguf_files_abort(&c.out);
     gguf_writer_free(c.w);
     mem_free(c.to);
     desc_free(c.target_desc);

@@ -261,7 +261,7 @@ void conv_close(struct conv *c);
 
 /* convert_data.c: from slabs of the source, or random, to the output. */
 int conv_plan_types(struct conv *c, struct err *e, uint32_t *file_type);
-int conv_write_tensors(struct conv *c, struct io_out *out, struct err *e);
+int conv_write_tensors(struct conv *c, struct gguf_files *out, struct err *e);
 /* Rows row0 .. row0 + n of all matrices of t as the output has them, as float32 at dst [n, ne[0]]. */
 int conv_read_rows(const struct conv *c, const struct conv_tensor *t, int64_t row0, int64_t n, float *dst,
                    struct err *e);

@@ -89,39 +89,62 @@ struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_
     const struct model_layer *y = &m->layer[i];
     const struct desc_rope *r = &d->rope[l->rope];
     struct work *w = p->w;
-    return (struct pass_heads){.rope = {.q = w->q,
-                                        .k = w->k,
-                                        .v = w->v,
-                                        .q_norm = y->q_norm,
-                                        .k_norm = y->k_norm,
-                                        .table = w->rope[l->rope],
-                                        .pos = p->tree ? p->rows : p->pos,
-                                        .n = p->n,
-                                        .n_head = l->n_head,
-                                        .n_rot = r->n_rot,
-                                        .interleaved = r->interleaved,
-                                        .eps = d->rms_eps,
-                                        .kv = p->tree ? &p->tail[i] : &p->kv[i]},
-                               .attention = {.q = w->q,
-                                             .out = w->attn,
-                                             .kv = &p->kv[i],
-                                             .pos = p->pos,
-                                             .n = p->n,
-                                             .n_head = l->n_head,
-                                             .scale = 1.0f / sqrtf((float)l->head_dim),
-                                             .causal = l->causal,
-                                             .window = l->window,
-                                             .first = p->visible_from,
-                                             .tree = p->tree,
-                                             .tail = p->tree ? &p->tail[i] : NULL,
-                                             .then = &y->wo}};
+    const int32_t *pos = p->places && !l->window ? p->places : p->pos;
+    return (struct pass_heads){
+        .rope = {.q = w->q,
+                 .k = w->k,
+                 .v = w->v,
+                 .q_norm = y->q_norm,
+                 .k_norm = y->k_norm,
+                 .table = w->rope[l->rope],
+                 .pos = p->tree ? p->rows : pos,
+                 .n = p->n,
+                 .n_head = l->n_head,
+                 .n_rot = r->n_rot,
+                 .interleaved = r->interleaved,
+                 .eps = d->rms_eps,
+                 .kv = p->tree ? &p->tail[i] : &p->kv[i]},
+        .attention = {.q = w->q,
+                      .out = w->attn,
+                      .kv = &p->kv[i],
+                      .pos = p->pos,
+                      .n = p->n,
+                      .n_head = l->n_head,
+                      .scale = 1.0f / sqrtf((float)l->head_dim),
+                      .causal = l->causal,
+                      .window = l->window ? l->window : p->reach,
+                      .first = p->visible_from,
+                      .tree = p->tree,
+                      .tail = p->tree ? &p->tail[i] : NULL,
+                      .sparse = p->sparse && p->sparse[i].mean.k ? &p->sparse[i] : NULL,
+                      .then = &y->wo},
+        .here = p->here && p->here[i].k ? &p->here[i] : NULL,
+        .queries = p->queries ? p->queries + i * p->n_queries : NULL};
+}
+
+/* Of keys and values in the host's memory: what is there comes, and what is new goes. */
+static int attend_host(const struct model *m, const struct pass_heads *h)
+{
+    const struct kn_ops *op = kn_op(m->be);
+    const struct kn_kv *there = h->attention.kv;
+    struct pass_heads x = *h;
+    x.here = NULL;
+    x.attention.kv = h->here;
+    if (!h->attention.tree) x.rope.kv = h->here;
+    int rc = op->carry(m->be, h->here, there, h->attention.pos, 0);
+    if (rc == 0) rc = pass_attend(m, &x);
+    return rc || h->attention.tree ? rc : op->carry(m->be, there, h->here, h->attention.pos, h->attention.n);
 }
 
 int pass_attend(const struct model *m, const struct pass_heads *h)
 {
     const struct kn_ops *op = kn_op(m->be);
-    if (op->attend && !h->attention.tree) return op->attend(m->be, &h->rope, &h->attention);
+    if (h->here) return attend_host(m, h);
+    if (op->attend && !h->attention.tree && !h->queries) return op->attend(m->be, &h->rope, &h->attention);
     int rc = op->rope_store(m->be, &h->rope);
+    if (rc == 0 && h->queries)
+        rc = op->copy(m->be, h->queries, h->rope.q,
+                      (size_t)h->rope.n_head * (size_t)h->attention.kv->head_dim * sizeof *h->queries);
     return rc ? rc : op->attention(m->be, &h->attention);
 }
 
@@ -192,12 +215,14 @@ int model_pass(const struct model *m, const struct pass *p, struct err *e)
     if (rc) return model_failed(m, "embedding", rc, e);
     if ((p->check && check_block(m, p, -1, e)) || show(m, p, 0, e)) return -1;
     for (int32_t i = 0; i < d->n_layer; i++) {
-        rc = m->family->block(m, p, i);
+        rc = p->stamps ? op->stamp(m->be, p->stamps + i) : 0;
+        if (rc == 0) rc = m->family->block(m, p, i);
         if (rc == 0) rc = leave_taps(m, p, i);
         if (rc) return model_failed(m, "forward pass", rc, e);
         if ((p->check && check_block(m, p, i, e)) || show(m, p, i + 1, e)) return -1;
     }
-    return 0;
+    rc = p->stamps ? op->stamp(m->be, p->stamps + d->n_layer) : 0;
+    return rc ? model_failed(m, "forward pass", rc, e) : 0;
 }
 
 int model_logits(const struct model *m, const struct model *target, const float *x, int32_t n, float *logits,

@@ -1,5 +1,6 @@
 /* cycle.c - see cycle.h. What is launched is in play.c. */
 #include "cycle.h"
+#include "pages.h"
 #include "session_impl.h"
 #include "tree.h"
 
@@ -100,7 +101,7 @@ static int32_t block_of(const struct session *s, const struct session_started *b
 int32_t session_cycles_ahead(const struct session *s, const struct plan *p)
 {
     struct pending next;
-    if (!session_records(s) || looks(s, p)) return 0;
+    if (!session_records(s) || looks(s, p) || s->pool) return 0;
     if (!s->delta || !p->rows) return 1;
     return pending_next(s, &next) && (p->rows > 1 || !takes_row(s, next));
 }
@@ -219,6 +220,14 @@ static int place_tree(struct session *s, struct session_started *b, struct err *
     return session_tree_place(s, b->ids, parents, b->rows, e);
 }
 
+/* Where the rows from n_past on stand in the caches: nothing runs, so that is known. */
+static int place_rows(struct session *s)
+{
+    int32_t place[SESSION_MAX_ROWS];
+    for (int32_t i = 0; i < SESSION_MAX_ROWS; i++) place[i] = s->n_past + i - pages_shift(s);
+    return s->op->upload(s->be, s->d->place, place, sizeof place);
+}
+
 /* The rows of the cycle that is open. */
 static int launch_rows(struct session *s, struct session_started *b, struct err *e)
 {
@@ -228,6 +237,7 @@ static int launch_rows(struct session *s, struct session_started *b, struct err 
     const bool plain = play == SESSION_PLAIN || play == SESSION_PLAIN_ADVANCES;
     if (context_before(s, plain, e)) return -1;
     if (b->tree && place_tree(s, b, e)) return -1;
+    if (s->pool && (rc = place_rows(s))) return model_failed(s->target, "places", rc, e);
     if (b->look) rc = s->op->upload(s->be, s->d->ids + 1, b->ids + 1, (size_t)(b->rows - 1) * sizeof *b->ids);
     if (rc) return model_failed(s->target, "proposals", rc, e);
     s->trying = !session_records(s);
@@ -262,6 +272,7 @@ static int launch_rows(struct session *s, struct session_started *b, struct err 
 static int verify(struct session *s, struct session_started *b, int64_t most, struct err *e)
 {
     b->rows = b->planned;
+    if (b->rows > pages_rows(s)) b->rows = pages_rows(s);
     if (!session_records(s) && !b->tree) {
         if (b->rows > most) b->rows = most < 1 ? 1 : (int32_t)most;
         if (b->offer && await_offer(s, b, e)) return -1;
@@ -285,7 +296,7 @@ int session_cycle_start(struct session *s, const struct plan *p, int64_t most, s
     if ((int32_t)running(s) > session_cycles_ahead(s, p))
         return err_set(e, ERR_USAGE, "a cycle was started before its time (expected %d running, got %d)",
                        session_cycles_ahead(s, p), (int)running(s));
-    if (session_turn(s, e)) return -1;
+    if (session_turn(s, e) || pages_turn(s, s->history[s->n_past], e)) return -1;
     *b = (struct session_started){.rows = p->rows, .planned = p->rows, .source = p->draft};
     if (p->draft && !looks(s, p)) {
         if (context_before(s, false, e) || session_play(s, SESSION_OFFER, p->draft, e)) return -1;

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 #include "../base/mem.h"
+#include "pages.h"
 #include "session_impl.h"
 
 static void *take(struct engine *g, uint64_t count, size_t size)
@@ -93,6 +94,15 @@ static int check_options(struct session_options *o, int32_t most, int32_t usual,
     if (o->draft_window < 0)
         return err_set(e, ERR_USAGE, "draft window out of range (expected 0 or more, got %d)",
                        o->draft_window);
+    if (o->kv_host < 0)
+        return err_set(e, ERR_USAGE, "layers in the host's memory out of range (expected 0 or more, got %d)",
+                       o->kv_host);
+    if (pages_check(o->pool, e)) return -1;
+    if (o->pool && (o->kv_host || o->tree || o->sparse.on))
+        return err_set(e, ERR_USAGE, "a pool of %d positions beside %s (expected one of them)", o->pool,
+                       o->tree        ? "trees"
+                       : o->sparse.on ? "sparse prompts"
+                                      : "keys and values in the host's memory");
     if (o->tree < 0 || o->tree >= SESSION_MAX_ROWS)
         return err_set(e, ERR_USAGE, "tree out of range (expected 1 to %d proposals, got %d)",
                        SESSION_MAX_ROWS - 1, o->tree);
@@ -112,12 +122,17 @@ int session_options_check(struct session_options *o, const struct desc *drafter,
 }
 
 /* Can a source have what it wants? */
-static int check_source(const struct model *target, const struct source *x, struct err *e)
+static int check_source(const struct model *target, const struct source *x, const struct session_options *o,
+                        struct err *e)
 {
     const struct source_needs *n = &x->needs;
     if (x->rows < 2 || x->rows > SESSION_MAX_ROWS || !x->op->propose == !x->op->look)
         return err_set(e, ERR_USAGE, "source %s: %d rows, or not one way to propose (expected 2 to %d)",
                        x->op->name, x->rows, SESSION_MAX_ROWS);
+    if (n->caches && o->pool)
+        return err_set(e, ERR_USAGE,
+                       "source %s: reads all of the target's keys and values (expected no pool)",
+                       x->op->name);
     if (n->hidden && n->tapped)
         return err_set(
             e, ERR_USAGE,
@@ -136,7 +151,7 @@ static int check_sources(struct engine *g, struct err *e)
         if (g->n_sources == SESSION_SOURCES)
             return err_set(e, ERR_USAGE, "more than %d sources (source %s is one too many)", SESSION_SOURCES,
                            x->op->name);
-        if (check_source(g->target, x, e)) return -1;
+        if (check_source(g->target, x, &g->o, e)) return -1;
         tapped += x->needs.tapped != NULL, hidden += x->needs.hidden;
         if (g->source->beside && (x->op->look || tapped > 1 || hidden > 1))
             return err_set(
@@ -205,8 +220,11 @@ int engine_open(struct engine **out, struct model *target, struct source *source
                       : source                ? source->rows
                                               : 0,
                       e) ||
-        check_sources(g, e) || check_tree(g, e))
+        check_sources(g, e) || check_tree(g, e) || session_sparse_check(&g->o, target->d, g->op, e))
         goto fail;
+    for (int32_t i = 0; i < g->n_sources && !g->o.draft_window && !g->draft_reach; i++)
+        if (g->by[i].of->model) g->draft_reach = desc_draft_reach(g->by[i].of->model->d);
+    if (g->o.draft_window == SESSION_DRAFT_ALL) g->o.draft_window = 0;
     /* No pass is longer than the context, however large the chunk. */
     const int32_t most = session_pass_rows(&g->o, g->op), ctx = g->o.ctx;
     g->rows = most < ctx ? most : ctx;
@@ -228,7 +246,8 @@ void engine_close(struct engine *g)
         g->idle = s->next;
         session_slot_free(s);
     }
-    void *device[] = {g->d_pos, g->equal, g->logits, g->hidden.normed};
+    void *device[] = {g->d_pos,          g->equal,   g->logits, g->hidden.normed,
+                      g->sparse_scratch, g->here[0], g->here[1]};
     for (int32_t i = 0; i < g->n_sources; i++) g->op->free(g->be, g->by[i].features);
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) g->op->free(g->be, device[i]);
     work_free(&g->work, g->be);

@@ -35,15 +35,18 @@ struct engine {
     const struct kn_ops *op;
     struct session_options o; /* with defaults filled in */
     int32_t rows;             /* of the longest pass */
+    int32_t draft_reach;      /* positions that a row of a drafter's layer without a window sees; 0: all */
     int32_t positions;        /* that fit the caches: ctx, and what is written ahead of it */
     int32_t *d_pos;           /* device [positions]: 0, 1, 2, ... */
     int32_t *equal;           /* device [positions], of o.synthetic; NULL without it */
     struct work work;
     struct hidden hidden; /* fn NULL: not wanted */
+    void *here[2];        /* device: a layer's keys and values at a time of those in the host's memory */
     float *logits;        /* device [SESSION_MAX_ROWS, n_vocab], of the last pass (target's or source's) */
     struct session *on;   /* the stream whose features and logits these are; NULL: none's */
     struct session *idle; /* slots without a stream: a list by session.next */
     int32_t slots;        /* all */
+    void *sparse_scratch; /* device; NULL without sparse prompts */
     uint64_t bytes;       /* of device memory taken, but for the slots' */
 };
 

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <string.h>
 #include "../base/mem.h"
+#include "pages.h"
 #include "source.h"
 
 /* ---- making and freeing ---- */
@@ -29,6 +30,69 @@ static int cache_failed(struct session *s, int layer, const struct kn_kv *kv, st
                            bytes / (1024.0 * 1024 * 1024), s->o.ctx);
 }
 
+/* ---- keys and values in the host's memory ---- */
+
+/* May layer i's be there? A drafter that reads the target's does so several times a cycle. */
+static bool may_host(const struct session *s, int i)
+{
+    const struct desc *t = s->target->d, *d = s->source && s->source->model ? s->source->model->d : NULL;
+    if (t->layer[i].recurrent || t->layer[i].window) return false;
+    for (int j = 0; d && d->arch == DESC_GEMMA4_ASSISTANT && j < d->n_layer; j++)
+        if (desc_donor(t, &d->layer[j]) == i) return false;
+    return true;
+}
+
+bool session_kv_is_host(const struct session *s, int i)
+{
+    return s->here && s->here[i].k;
+}
+
+int32_t session_kv_hosted(const struct session *s)
+{
+    int32_t n = 0;
+    for (int i = 0; i < s->target->d->n_layer; i++) n += session_kv_is_host(s, i);
+    return n;
+}
+
+/* Which of kv will be, and room on the device for the largest of them, once for all slots, which are alike.
+ */
+static int new_here(struct session *s, const struct kn_kv *kv, struct err *e)
+{
+    struct engine *g = s->g;
+    uint64_t most[2] = {0, 0};
+    int32_t left = s->op->alloc_host ? s->o.kv_host : 0;
+    if (left < 1) return 0;
+    s->here = mem_calloc((size_t)s->target->d->n_layer, sizeof *s->here);
+    if (!s->here) return err_set(e, ERR_IO, "out of memory (caches)");
+    for (int pass = 0; pass < 2; pass++) {
+        int32_t n = left;
+        for (int i = s->target->d->n_layer - 1; i >= 0 && n; i--) {
+            if (!may_host(s, i)) continue;
+            n--;
+            if (pass) s->here[i] = kv[i], s->here[i].k = g->here[0], s->here[i].v = g->here[1];
+            const uint64_t k = kn_kv_bytes(&kv[i], kv[i].type.k), v = kn_kv_bytes(&kv[i], kv[i].type.v);
+            if (k > most[0]) most[0] = k;
+            if (v > most[1]) most[1] = v;
+        }
+        for (int j = 0; j < 2 && !g->here[j] && most[j]; j++) {
+            g->here[j] = s->op->alloc(s->be, most[j]);
+            if (!g->here[j])
+                return model_no_memory(s->be, e, "a layer's cache of %d positions: lower --ctx or -n",
+                                       s->o.ctx);
+            g->bytes += most[j];
+        }
+    }
+    return 0;
+}
+
+static void *take_cache(struct session *s, uint64_t bytes, bool host)
+{
+    if (!host) return take(s, bytes, 1);
+    void *p = s->op->alloc_host(s->be, bytes);
+    if (p) s->host_bytes += bytes;
+    return p;
+}
+
 /* A ring a layer with attention, and the scratch that attention over it wants. A full layer keeps every
  * position; a sliding one its window and the rows that may be written ahead before the first of them looks
  * back: those of the largest pass, or of two cycles, one of them started before the other's result was known.
@@ -45,16 +109,26 @@ int session_new_caches(struct session *s, const struct model *m, const struct se
         int64_t need = s->g->positions, window = (int64_t)y->window + max32(pass_rows, AHEAD_ROWS);
         if (y->recurrent) continue;
         if (y->window && window < need) need = window;
+        if (m == s->target && !y->window && s->o.pool && s->o.pool + POOL_PAGE < need)
+            need = s->o.pool + POOL_PAGE;
         kv[i] = (struct kn_kv){.type = session_kv(&s->o, x != NULL, x ? x->first_layer + i : i),
                                .cap = kn_kv_room(need),
                                .n_head_kv = y->n_head_kv,
                                .head_dim = y->head_dim};
         if (kn_kv_check(&kv[i], why, sizeof why))
             return err_set(e, ERR_USAGE, "cache of layer %d: %s", i, why);
-        kv[i].k = take(s, kn_kv_bytes(&kv[i], kv[i].type.k), 1);
-        kv[i].v = take(s, kn_kv_bytes(&kv[i], kv[i].type.v), 1);
+    }
+    if (m == s->target && new_here(s, kv, e)) return -1;
+    for (int i = 0; i < d->n_layer; i++) {
+        const struct desc_layer *y = &d->layer[i];
+        const bool host = m == s->target && session_kv_is_host(s, i);
+        if (y->recurrent) continue;
+        kv[i].k = take_cache(s, kn_kv_bytes(&kv[i], kv[i].type.k), host);
+        kv[i].v = take_cache(s, kn_kv_bytes(&kv[i], kv[i].type.v), host);
         if (!kv[i].k || !kv[i].v) return cache_failed(s, i, &kv[i], e);
         int rc = s->op->reserve_kv(s->be, pass_rows, y->n_head, &kv[i], y->window);
+        if (rc == 0 && m != s->target && !y->window && s->g->draft_reach && desc_draft_reach(m->d))
+            rc = s->op->reserve_kv(s->be, pass_rows, y->n_head, &kv[i], s->g->draft_reach);
         if (rc) return model_failed(m, "reserve", rc, e);
     }
     return 0;
@@ -148,8 +222,9 @@ static int new_slot(struct session **out, struct engine *g, struct err *e)
     s->be = g->be;
     s->op = g->op;
     s->o = g->o;
-    if (session_new_caches(s, g->target, NULL, g->rows, &s->kv, e) || new_deltas(s, g->rows, e) ||
-        new_contexts(s, e) || new_lists(s, e) || session_tree_new(s, e)) {
+    if (session_new_caches(s, g->target, NULL, g->rows, &s->kv, e) || pages_new(s, e) ||
+        new_deltas(s, g->rows, e) || new_contexts(s, e) || new_lists(s, e) || session_tree_new(s, e) ||
+        session_sparse_new(s, e)) {
         session_slot_free(s);
         return -1;
     }
@@ -182,7 +257,7 @@ int session_open(struct session **out, struct engine *g, struct err *e)
     struct session *s = g->idle;
     *out = NULL;
     if (!s) return new_slot(out, g, e);
-    if (clear_states(s, e)) return -1;
+    if (clear_states(s, e) || session_sparse_reset(s, e)) return -1;
     g->idle = s->next;
     s->next = NULL;
     s->n_past = s->pending = s->waiting = s->logits_rows = s->reach = 0;
@@ -190,6 +265,7 @@ int session_open(struct session **out, struct engine *g, struct err *e)
     s->finished = s->started, s->open = false; /* what was started ahead and not wanted */
     for (int32_t i = 0; i < s->n_sources; i++)
         if (s->by[i].of->op->reset) s->by[i].of->op->reset(s, &s->by[i]);
+    pages_reset(s);
     *out = s;
     return 0;
 }
@@ -235,8 +311,10 @@ int session_new(struct session **out, struct model *target, struct model *drafte
 void session_free_caches(struct session *s, const struct model *m, struct kn_kv *kv)
 {
     for (int i = 0; kv && i < m->d->n_layer; i++) {
-        s->op->free(s->be, kv[i].k);
-        s->op->free(s->be, kv[i].v);
+        const bool host = kv == s->kv && session_kv_is_host(s, i);
+        void (*const give)(struct kn_backend *, void *) = host ? s->op->free_host : s->op->free;
+        give(s->be, kv[i].k);
+        give(s->be, kv[i].v);
     }
     mem_free(kv);
 }
@@ -246,6 +324,8 @@ void session_slot_free(struct session *s)
     void *device[] = {s->d_history, s->d, s->last};
     session_plays_forget(s, 0);
     session_tree_free(s);
+    pages_free(s);
+    session_sparse_free(s);
     s->op->free_shared(s->be, s->results);
     s->op->free_shared(s->be, s->offers);
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
@@ -261,6 +341,7 @@ void session_slot_free(struct session *s)
         s->op->free(s->be, s->delta[i].log);
     }
     mem_free(s->delta);
+    mem_free(s->here);
     mem_free(s->history);
     mem_free(s);
 }
@@ -329,6 +410,7 @@ int session_place(struct session *s, const int32_t *ids, int32_t n, struct err *
     if (x || s->source) mask = x ? x->of->mask : s->source->mask;
     for (int32_t i = 0; i < SESSION_MAX_ROWS; i++) {
         c.pos[i] = s->n_past + i;
+        c.place[i] = s->n_past + i - pages_shift(s);
         c.ids[i] = i < n ? ids[i] : 0;
         c.block[i] = i ? mask : ids[0];
     }
@@ -346,13 +428,26 @@ int session_set_pending(struct session *s, int32_t n, struct err *e)
     return rc ? model_failed(s->target, "upload", rc, e) : 0;
 }
 
+/* Of rows at the cursor, or of a prompt. */
+static const int32_t *places_of(const struct session *s, const struct session_rows *r)
+{
+    return !s->pool ? NULL : r->pos == s->d->pos ? s->d->place : r->pos - pages_shift(s);
+}
+
 int session_run_target(struct session *s, const struct session_rows *r, enum session_fate fate, struct err *e)
 {
     const struct session_source *x = tapped_of(s);
+    const bool sparse = fate == SESSION_PROMPT && session_sparse_takes(s, r->first_pos, r->n);
     const struct pass p = {.w = &s->g->work,
                            .kv = s->kv,
+                           .here = s->here,
+                           .places = places_of(s, r),
+                           .queries = s->watch,
+                           .n_queries = s->n_watch,
                            .delta = s->delta,
                            .pending = &s->d->pending,
+                           .sparse = sparse ? s->sparse : NULL,
+                           .stamps = fate == SESSION_PROMPT ? s->stamps : NULL,
                            .commit = fate != SESSION_TRIED,
                            .every = fate == SESSION_FINAL ? s->every : 0,
                            .n = r->n,
@@ -480,7 +575,7 @@ static int32_t next_pass(const struct session *s, int64_t end)
     if (stop > end) stop = end;
     tail = stop % chunk;
     if (tail <= SESSION_MAX_ROWS && stop - tail > pos) stop -= tail;
-    return (int32_t)(stop - pos);
+    return stop - pos < pages_rows(s) ? session_sparse_pass(s, (int32_t)(stop - pos)) : pages_rows(s);
 }
 
 int session_prompt_check(int32_t ctx, int64_t n, struct err *e)
@@ -515,10 +610,13 @@ int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_ro
     s->anchored = false, s->logits_rows = 0;
     if (set_history(s, s->n_past, ids, (int32_t)n, e) || session_place(s, ids, 1, e)) goto out;
     for (int64_t done = 0; s->n_past < end;) {
+        if (pages_turn(s, ids[done], e)) goto out;
         int32_t pos = s->n_past, some = next_pass(s, end);
         const struct session_rows r = history_rows(s, pos, some);
         kn_bound(s->be, pos + some);
         if (session_run_target(s, &r, SESSION_PROMPT, e) || session_set_pending(s, 0, e)) goto out;
+        if (session_sparse_takes(s, pos, some)) session_sparse_made(s, pos + some);
+        if (session_sparse_timed(s, e)) goto out;
         if (rows && hand_out_rows(s, pos, some, host, rows, ctx, e)) goto out;
         if (pos + some == end && run_head(s, s->target, some - 1, 1, pos + some - 1, e)) goto out;
         if (session_leave_hidden(s, some, e) || session_run_context(s, &r, SESSION_OF_PASS, e)) goto out;
@@ -546,6 +644,10 @@ int session_forward(struct session *s, const int32_t *ids, int32_t n, struct err
     if (check_ids(s, ids, n, e)) return -1;
     if (session_turn(s, e) || session_catch_up(s, e)) return -1;
     s->anchored = false, s->logits_rows = 0;
+    if (pages_turn(s, ids[0], e)) return -1;
+    if (n > pages_rows(s))
+        return err_set(e, ERR_USAGE, "rows do not fit before the pool's next page (expected 1 to %d, got %d)",
+                       pages_rows(s), n);
     if (set_history(s, s->n_past, ids, n, e) || session_place(s, ids, n, e)) return -1;
     if (session_play(s, SESSION_FORWARD, n, e) || session_set_pending(s, 0, e)) return -1;
     s->logits_pos = s->n_past;

@@ -28,6 +28,8 @@
 #define SESSION_CHUNK 512         /* default of options.chunk */
 #define SESSION_MAX_CTX (1 << 30) /* positions of a session at most; of a state too */
 
+enum { SESSION_DRAFT_ALL = INT32_MAX }; /* options.draft_window */
+
 struct source;
 
 /* For benchmarks: what becomes of proposals is stated by the anchor's position, and not computed. The stream
@@ -38,26 +40,42 @@ struct session_synthetic {
     const float *logp;    /* [n, slots] what planners are told of them (planner.h) */
 };
 
+/* Block-sparse prompts (docs/sparse.md): whole blocks of rows, in the layers that see every position. */
+struct session_sparse {
+    bool on;
+    float alpha;   /* kn_sparse's */
+    int32_t dense; /* the first of these layers that stay dense */
+    bool spread;   /* for tests and benchmarks: kn_sparse's */
+    float density;
+};
+
 struct session_options {
     int32_t ctx;   /* positions the caches must hold: prompt + generated + block */
     int32_t chunk; /* rows a prefill pass; 0: SESSION_CHUNK. Chunks end at absolute multiples of it */
     int32_t block; /* rows a block of the first source, 2 .. as trained; 0: as trained. Of others: as usual
                       (source.h) */
-    int32_t
-        draft_window;  /* 0: all context; N: a block starting at s sees no position < s - N, on any layer */
+    int32_t draft_window; /* N: a block starting at s sees no position < s - N, on any layer; DRAFT_ALL: all
+                             that the layers' windows show; 0: the same, but where some layers of a DFlash
+                             drafter have a window a row of the others sees the last three of the widest */
     bool draft_greedy; /* a drafter proposes its likeliest tokens; else those that the stream's sampler picks
                           of its logits with the noise that the target's picks of these places will meet
                           (docs/sampling.md): at temperature 0 the same */
     struct kn_kv_types kv; /* of the caches of every layer, where no list below says other */
-    const struct kn_kv_types *kv_layers, *draft_kv_layers; /* [n_layer] of target, of drafters, one behind the
-                                                              other; NULL: as kv. Borrowed: they outlive the
-                                                              session */
-    bool kv_convert;                           /* a state of other types is brought into these, not refused */
+    const struct kn_kv_types *kv_layers,
+        *draft_kv_layers; /* [n_layer] of target, of drafters, one behind the other; NULL: as kv.
+                             Borrowed: they outlive the session */
+    int32_t kv_host;      /* so many of the target's layers, the last that see everything and that no drafter
+                             reads, have their keys and values in the host's memory; more: all of them. Nothing
+                             depends on it but time. Where all memory is the host's it says nothing */
+    int32_t pool;    /* positions of the target's that layers without a window keep in the device's memory:
+                        a multiple of POOL_PAGE (pages.h); 0: all */
+    bool kv_convert; /* a state of other types is brought into these, not refused */
     const struct session_synthetic *synthetic; /* NULL: proposals are compared */
     int32_t tree; /* proposals of a tree at most, that plans may have; 0: chains alone. Then the drafter
                      offers candidates for every place, and the slot has room for a tree's rows */
     struct source *look; /* asked on the host beside the source, or alone: look-ups. Borrowed; NULL: none */
-    bool check_layers;   /* name the first layer that leaves a NaN or Inf in a row that stays */
+    struct session_sparse sparse;
+    bool check_layers; /* name the first layer that leaves a NaN or Inf in a row that stays */
     void (*progress)(void *ctx, int64_t done, int64_t total); /* of a prefill, in tokens; NULL: none */
     void *progress_ctx;
     /* Of a prefill: every layer's rows (model.h); NULL: nobody wants them. */
@@ -69,6 +87,7 @@ struct session_options {
  * operations with the same pointers are the next one too. */
 struct cursor {
     int32_t pos[SESSION_MAX_ROWS];   /* of the rows: n_past, n_past + 1, ... */
+    int32_t place[SESSION_MAX_ROWS]; /* and less the pool's shift */
     int32_t ids[SESSION_MAX_ROWS];   /* their tokens: the anchor, then what is tried */
     int32_t block[SESSION_MAX_ROWS]; /* what a drafter reads: the anchor, mask, mask, ... */
     int32_t first;                   /* first visible position of the context, for draft_window */
@@ -136,10 +155,15 @@ struct session {
     bool tried;  /* the rows pending are of a pass that may have had more; else each was a final one */
     int32_t every;      /* of cycles of one row: recurrent state is written after so many, the rows before are
                            pending; 0: after each */
-    int32_t *history;   /* host [positions]: ids of positions 0 .. n_past-1, then whatever is being tried */
-    int32_t *d_history; /* the same on the device */
-    struct cursor *d;   /* device */
-    struct kn_kv *kv;   /* [target n_layer]; all zero for recurrent layers */
+    struct pages *pool; /* pages.h; NULL: none */
+    float *watch;       /* device: pass.queries of the pass that is run; NULL: nobody wants them */
+    int64_t n_watch;
+    struct kn_kv *here;  /* [n_layer] pass.here; NULL: no layer's keys and values are the host's */
+    uint64_t host_bytes; /* of the host's memory, for keys and values */
+    int32_t *history;    /* host [positions]: ids of positions 0 .. n_past-1, then whatever is being tried */
+    int32_t *d_history;  /* the same on the device */
+    struct cursor *d;    /* device */
+    struct kn_kv *kv;    /* [target n_layer]; all zero for recurrent layers */
     struct kn_delta_state *delta; /* [target n_layer], of recurrent layers; NULL where there are none */
     int32_t waiting;    /* rows whose context is not made yet: the last so many before the next cycle's, those
                            that run among them */
@@ -147,6 +171,12 @@ struct session {
     int32_t logits_rows; /* of the engine's, or where another stream has its turn 1, in last; 0: none */
     float *last;         /* device [n_vocab] */
     uint64_t bytes;      /* of device memory taken */
+
+    /* session_sparse.c; all NULL without options.sparse */
+    struct kn_sparse *sparse; /* [target n_layer]; mean.k NULL: a layer that stays dense */
+    uint64_t *sparse_kept;    /* device [target n_layer, 2] */
+    uint64_t *stamps;         /* device [target n_layer + 1] of the last pass of a prompt */
+    double *layer_ns;         /* [target n_layer] of all passes of prompts */
 
     /* session_tree.c; all NULL where options.tree is 0 */
     struct kn_tree *tree;             /* device: of the cycle that runs */
@@ -210,9 +240,17 @@ int session_new(struct session **s, struct model *target, struct model *drafter,
 void session_free(struct session *s);
 /* Device memory taken, by the stream's slot and its engine. */
 uint64_t session_bytes(const struct session *s);
+/* Are the keys and values of the target's layer i the host's? Of how many are they? */
+bool session_kv_is_host(const struct session *s, int i);
+int32_t session_kv_hosted(const struct session *s);
 /* Run the last token written, where the target has not (anchored): then it is committed, and logits are its.
  * The bits are those that it has as the first row of a cycle. */
 int session_settle_anchor(struct session *s, struct err *e);
+
+/* Of sparse prompts: the layers of a target that see every position; blocks kept and blocks seen by them so
+ * far (kept [n_layer, 2], 0 of dense layers); layer_ns has the layers' times. */
+int32_t session_sparse_layers(const struct desc *d);
+int session_sparse_kept(struct session *s, uint64_t *kept, struct err *e);
 
 /* Rows of logits as a prefill makes them, in order: rows [n, n_vocab] on the host, first_pos the position of
  * row 0. */

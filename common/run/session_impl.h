@@ -95,6 +95,21 @@ int session_candidates(struct session *s, const struct session_source *x, const 
 /* Of an offer that is there. The first candidate of a place is its proposal. */
 struct session_ranked *session_ranked(struct session *s, struct session_started *b);
 
+/* session_sparse.c */
+int session_sparse_check(const struct session_options *o, const struct desc *d, const struct kn_ops *op,
+                         struct err *e);
+int session_sparse_new(struct session *s, struct err *e);
+void session_sparse_free(struct session *s);
+int session_sparse_reset(struct session *s, struct err *e);
+/* Means are made of so many positions. */
+void session_sparse_made(struct session *s, int32_t positions);
+/* How many of the rows that a pass would take it may take, at n_past. */
+int32_t session_sparse_pass(const struct session *s, int32_t rows);
+/* Is a pass of a prompt whole blocks? */
+bool session_sparse_takes(const struct session *s, int32_t first_pos, int32_t rows);
+/* Behind a pass of a prompt: its layers' times are added. Waits. */
+int session_sparse_timed(struct session *s, struct err *e);
+
 int session_no_number(const struct session *s, int32_t pos, struct err *e); /* target logits of no use */
 
 /* play.c. The operations of what at the cursor, rows rows (of a draft: the number of its source): launched at

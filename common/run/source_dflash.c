@@ -86,6 +86,7 @@ static int propose(struct session *s, struct session_source *x, bool all_rows, s
                                      .first_pos = s->n_past,
                                      .ids = s->d->block,
                                      .pos = s->d->pos,
+                                     .reach = s->g->draft_reach,
                                      .visible_from = s->o.draft_window ? &s->d->first : NULL},
                             .target = s->target,
                             .first = first,

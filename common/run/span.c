@@ -38,6 +38,7 @@ static void *last_of(const struct session *s, int32_t i, int32_t pos, size_t *n)
 
 bool span_possible(const struct session *s)
 {
+    if (s->pool) return false; /* what is held is no function of the positions */
     for (int32_t i = 0; i < s->n_sources; i++) {
         const struct source_ops *op = s->by[i].of->op;
         if (!op->caches && !op->last && (op->context || op->save)) return false;

@@ -55,6 +55,7 @@ static void meta_of(const struct desc *t, const struct desc *const *d, int32_t n
                              .n_drafters = (uint32_t)n_drafters};
     memcpy(m->target_id, t->identity, 16);
     snprintf(m->target, STATE_NAME, "%s", t->name);
+    m->sparse = o->sparse;
     m->kv_type = KN_TYPE_NONE;
     bool mixed = types_of(m, t, o, -1, m->kv);
     for (int32_t k = 0; k < n_drafters; k++) {
@@ -280,6 +281,8 @@ int state_save(struct session *s, struct io_out *o, struct err *e)
     struct snap_writer w;
     struct state_meta m;
     uint8_t meta[STATE_META_MOST];
+    if (s->pool)
+        return err_set(e, ERR_USAGE, "a stream with a pool of %d positions cannot be saved", s->o.pool);
     if (session_settle_anchor(s, e)) return -1;
     if (s->n_past < 1 || s->logits_rows != 1 || s->logits_pos != s->n_past - 1)
         return err_set(e, ERR_USAGE,
@@ -381,6 +384,26 @@ static int check_layer_types(const struct state *st, const struct kn_kv_types *o
     return 0;
 }
 
+static int check_sparse(const struct state *st, const struct state_meta *own, struct err *e)
+{
+    const struct session_sparse *a = &own->sparse, *b = &st->m.sparse;
+    if (a->on == b->on && (!a->on || (a->alpha == b->alpha && a->dense == b->dense))) return 0;
+    if (!b->on)
+        return err_set(e, ERR_FORMAT,
+                       "%s: was made of dense prompts (expected --sparse %g --sparse-dense %d)", st->name,
+                       (double)a->alpha, a->dense);
+    if (!a->on)
+        return err_set(
+            e, ERR_FORMAT,
+            "%s: was made of sparse prompts (expected dense ones, got --sparse %g --sparse-dense %d)",
+            st->name, (double)b->alpha, b->dense);
+    return err_set(
+        e, ERR_FORMAT,
+        "%s: was made of other sparse prompts (expected --sparse %g --sparse-dense %d, got --sparse %g "
+        "--sparse-dense %d)",
+        st->name, (double)a->alpha, a->dense, (double)b->alpha, b->dense);
+}
+
 /* The types of the caches that both have. */
 static int check_types(const struct state *st, const struct state_meta *own, struct err *e)
 {
@@ -410,10 +433,11 @@ int state_check(const struct state *st, const struct desc *target, const struct 
     if (memcmp(st->m.target_id, own.target_id, 16)) {
         err_set(e, ERR_FORMAT, "%s: was made with another target (expected %s; got %s%s)", st->name, want,
                 got, strcmp(own.target, st->m.target) ? "" : ", a file of the same name and other contents");
-        return err_hint(
-            e,
-            "dflash-inspect names the model that a state wants, and prints the identity of a model's file");
+        return err_hint(e, "dflash-inspect names the model that a state wants, and prints the identity of a "
+                           "model's file; keys "
+                           "of --override-kv count");
     }
+    if (check_sparse(st, &own, e)) return -1;
     if (!o->kv_convert && check_types(st, &own, e))
         return err_hint(e, "--kv-convert brings the state's keys and values into these types");
     if (st->m.chunk != own.chunk)
@@ -477,6 +501,9 @@ static int load_drafter(struct state *st, struct session *s, const struct state_
 
 int state_restore(struct state *st, struct session *s, struct err *e)
 {
+    if (s->pool)
+        return err_set(e, ERR_USAGE, "%s: a state cannot go on with a pool of %d positions", st->name,
+                       s->o.pool);
     if (s->n_past)
         return err_set(e, ERR_USAGE, "%s: a state goes into a new session (expected position 0, got %d)",
                        st->name, s->n_past);

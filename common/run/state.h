@@ -24,6 +24,7 @@ struct state_info {
     const struct kn_kv_types *kv; /* of the layers' caches; KN_TYPE_NONE: a layer without any */
     const char *target;           /* general.name of the file, "" where that has none */
     const uint8_t *target_id;     /* [16] desc.identity of the file */
+    struct session_sparse sparse; /* of its prompts */
     struct state_drafter_info {   /* the same of a drafter */
         int32_t n_layer;          /* with a cache of their own */
         const struct kn_kv_types *kv;

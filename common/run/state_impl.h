@@ -9,10 +9,11 @@
 enum { STATE_NAME = 128 }; /* bytes of a model's name */
 
 /* META in memory; on paper: little-endian u32 of the target and of the first drafter, then the identities,
- * the names, the taps, and, where kv_type is STATE_MIXED, the types of every layer; then the second drafter.
- */
+ * the names, the taps, and, where kv_type is STATE_MIXED, the types of every layer; then the second drafter,
+ * and, where parts has STATE_SPARSE, alpha (float) and the number of dense layers. */
 #define STATE_HIDDEN 1u /* of parts: the target's last hidden state stands behind the drafter's layers */
 #define STATE_BESIDE 2u /* on paper alone: there is a second drafter */
+#define STATE_SPARSE 4u /* on paper alone: sparse prompts */
 #define STATE_MIXED KN_TYPE_NONE /* caches are not all of one type */
 struct state_drafter {
     uint32_t n_layer, n_taps, parts;
@@ -23,6 +24,7 @@ struct state_drafter {
 };
 struct state_meta {
     uint32_t n_tokens, chunk, kv_type, n_vocab, n_layer, n_drafters;
+    struct session_sparse sparse;
     uint8_t target_id[16];
     char target[STATE_NAME];
     struct kn_kv_types kv[DESC_MAX_LAYERS]; /* KN_TYPE_NONE: a layer without any */
@@ -42,7 +44,9 @@ uint32_t state_get_u32(const uint8_t *p);
 /* META to STATE_META_MOST bytes at p; returns how many it has. */
 enum { STATE_META_FIXED = 32 + 2 * 16 + 2 * STATE_NAME };
 enum { STATE_META_SECOND = 12 + 16 + STATE_NAME }; /* of the second drafter, before its taps */
-enum { STATE_META_MOST = STATE_META_FIXED + STATE_META_SECOND + 8 * DESC_MAX_TAPS + 24 * DESC_MAX_LAYERS };
+enum {
+    STATE_META_MOST = STATE_META_FIXED + STATE_META_SECOND + 8 * DESC_MAX_TAPS + 24 * DESC_MAX_LAYERS + 8
+};
 size_t state_meta_pack(const struct state_meta *m, uint8_t *p);
 /* The next section, which must be this one; size 0: of any size. */
 int state_section(struct state *st, const char *tag, uint64_t size, struct err *e);

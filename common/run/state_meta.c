@@ -1,6 +1,7 @@
 /* state_meta.c - what a state says of itself, read without a model: META, and its sections' checksums. */
 #include <fcntl.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -33,12 +34,34 @@ static uint8_t *types_pack(const struct state_meta *m, const struct kn_kv_types 
     return at;
 }
 
+static uint8_t *second_pack(const struct state_meta *m, uint8_t *at)
+{
+    const struct state_drafter *d = &m->by[1];
+    state_put_u32(at, d->n_layer);
+    state_put_u32(at + 4, d->n_taps);
+    state_put_u32(at + 8, d->parts);
+    memcpy(at + 12, d->id, 16);
+    memcpy(at + 28, d->name, STATE_NAME);
+    return types_pack(m, d->kv, d->n_layer, taps_pack(d, at + STATE_META_SECOND));
+}
+
+static uint8_t *sparse_pack(const struct state_meta *m, uint8_t *at)
+{
+    uint32_t alpha;
+    memcpy(&alpha, &m->sparse.alpha, 4);
+    state_put_u32(at, alpha);
+    state_put_u32(at + 4, (uint32_t)m->sparse.dense);
+    return at + 8;
+}
+
 size_t state_meta_pack(const struct state_meta *m, uint8_t *p)
 {
     const struct state_drafter *d = m->by;
     const uint32_t v[8] = {
-        m->n_tokens, m->chunk,   m->kv_type, m->n_vocab,
-        m->n_layer,  d->n_layer, d->n_taps,  d->parts | (m->n_drafters > 1 ? STATE_BESIDE : 0)};
+        m->n_tokens, m->chunk,
+        m->kv_type,  m->n_vocab,
+        m->n_layer,  d->n_layer,
+        d->n_taps,   d->parts | (m->n_drafters > 1 ? STATE_BESIDE : 0) | (m->sparse.on ? STATE_SPARSE : 0)};
     for (int i = 0; i < 8; i++) state_put_u32(p + 4 * i, v[i]);
     memcpy(p + 32, m->target_id, 16);
     memcpy(p + 48, d->id, 16);
@@ -47,15 +70,8 @@ size_t state_meta_pack(const struct state_meta *m, uint8_t *p)
     uint8_t *at = taps_pack(d, p + STATE_META_FIXED);
     at = types_pack(m, m->kv, m->n_layer, at);
     at = types_pack(m, d->kv, d->n_layer, at);
-    if (m->n_drafters < 2) return (size_t)(at - p);
-    d++;
-    state_put_u32(at, d->n_layer);
-    state_put_u32(at + 4, d->n_taps);
-    state_put_u32(at + 8, d->parts);
-    memcpy(at + 12, d->id, 16);
-    memcpy(at + 28, d->name, STATE_NAME);
-    at = taps_pack(d, at + STATE_META_SECOND);
-    return (size_t)(types_pack(m, d->kv, d->n_layer, at) - p);
+    if (m->n_drafters > 1) at = second_pack(m, at);
+    return (size_t)((m->sparse.on ? sparse_pack(m, at) : at) - p);
 }
 
 /* META's bytes, from the front. */
@@ -89,6 +105,18 @@ static int read_taps(struct meta_reader *r, struct state_drafter *d, struct err 
     if (!(p = take(r, 4ull * d->n_taps, "taps", e))) return -1;
     for (uint32_t i = 0; i < d->n_taps; i++) d->taps[i] = state_get_u32(p + 4 * i);
     return 0;
+}
+
+static int read_sparse(struct meta_reader *r, struct state_meta *m, struct err *e)
+{
+    const uint8_t *p = take(r, 8, "sparse prompts", e);
+    if (!p) return -1;
+    const uint32_t alpha = state_get_u32(p), dense = state_get_u32(p + 4);
+    memcpy(&m->sparse.alpha, &alpha, 4);
+    m->sparse.dense = (int32_t)dense;
+    if (m->sparse.alpha >= 0 && m->sparse.alpha < INFINITY && dense <= DESC_MAX_LAYERS) return 0;
+    return err_set(e, ERR_FORMAT, "%s: section META: sparse prompts of %g with %" PRIu32 " dense layers",
+                   r->name, (double)m->sparse.alpha, dense);
 }
 
 /* The types of n layers, which are there where they differ. */
@@ -156,9 +184,10 @@ static int meta_unpack(struct state_meta *m, const uint8_t *meta, uint64_t size,
                        STATE_META_FIXED, size);
     const uint8_t *p = take(&r, STATE_META_FIXED, "", e);
     for (int i = 0; i < 8; i++) *v[i] = state_get_u32(p + 4 * i);
-    if (check_parts(&r, d->parts, STATE_HIDDEN | STATE_BESIDE, e)) return -1;
+    if (check_parts(&r, d->parts, STATE_HIDDEN | STATE_BESIDE | STATE_SPARSE, e)) return -1;
     const bool beside = d->parts & STATE_BESIDE;
-    d->parts &= ~STATE_BESIDE;
+    m->sparse.on = d->parts & STATE_SPARSE;
+    d->parts &= ~(STATE_BESIDE | STATE_SPARSE);
     m->n_drafters = beside ? 2 : d->n_layer || d->parts;
     memcpy(m->target_id, p + 32, 16);
     memcpy(d->id, p + 48, 16);
@@ -172,7 +201,8 @@ static int meta_unpack(struct state_meta *m, const uint8_t *meta, uint64_t size,
                        "%s: cache type not supported (expected " KN_KV_TYPES ", got number %" PRIu32 ")",
                        name, m->kv_type);
     if (read_taps(&r, d, e) || read_types(&r, m, m->kv, m->n_layer, "target", e) ||
-        read_types(&r, m, d->kv, d->n_layer, "drafter", e) || (beside && read_second(&r, m, e)))
+        read_types(&r, m, d->kv, d->n_layer, "drafter", e) || (beside && read_second(&r, m, e)) ||
+        (m->sparse.on && read_sparse(&r, m, e)))
         return -1;
     if (r.at == size) return 0;
     return err_set(e, ERR_FORMAT,
@@ -235,6 +265,7 @@ int state_open_fd(struct state **out, int fd, const char *name, struct state_inf
                                 .n_drafters = (int32_t)st->m.n_drafters,
                                 .target = st->m.target,
                                 .target_id = st->m.target_id,
+                                .sparse = st->m.sparse,
                                 .kv = st->m.kv};
     for (int32_t i = 0; i < info->n_drafters; i++) {
         const struct state_drafter *d = &st->m.by[i];

@@ -59,5 +59,10 @@ static inline int get_scale_iq4(const uint8_t s[6], int j)
 /* What the codes of IQ4_NL and IQ4_XS stand for. */
 static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                       1,    13,   25,  38,  53,  69,  89,  113};
+/* The same of MXFP4: twice the value of its 4-bit floats. */
+static const int8_t mxfp4_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+/* n values, a multiple of 256, of a type with a grid (grids.h). */
+void decode_grid(uint32_t type, const uint8_t *b, float *y, int64_t n);
 
 #endif

@@ -2,6 +2,7 @@
  * code, minus dmin*m, every step rounded, so that the result is the same bits as any other faithful reader's.
  */
 #include "blocks.h"
+#include "grids.h"
 
 static void decode_q8_0(const uint8_t *b, float *y)
 {
@@ -142,6 +143,18 @@ static void decode_iq4_xs(const uint8_t *b, float *y)
     }
 }
 
+static void decode_mxfp4(const uint8_t *b, float *y)
+{
+    const uint32_t u = mxfp4_scale(b[0]);
+    const uint8_t *q = b + 1;
+    float d;
+    memcpy(&d, &u, 4);
+    for (int j = 0; j < 16; j++) {
+        y[j] = d * (float)mxfp4_values[q[j] & 15];
+        y[j + 16] = d * (float)mxfp4_values[q[j] >> 4];
+    }
+}
+
 /* kn_f16_to_f32 without branches, so that the loop becomes vectors: the multiplication by 2^112 moves the
  * exponent's bias and is exact for subnormals too; Inf and NaN come out as 65536 and above and get their
  * exponent back. */
@@ -211,6 +224,14 @@ int kn_decode_row(uint32_t type, const void *src, float *dst, int64_t n)
     case KN_Q3_K: block = decode_q3_k; break;
     case KN_IQ4_NL: block = decode_iq4_nl; break;
     case KN_IQ4_XS: block = decode_iq4_xs; break;
+    case KN_MXFP4: block = decode_mxfp4; break;
+    case KN_IQ2_XXS:
+    case KN_IQ2_XS:
+    case KN_IQ2_S:
+    case KN_IQ3_XXS:
+    case KN_IQ3_S:
+    case KN_IQ1_S:
+    case KN_IQ1_M: decode_grid(type, src, dst, n); return 0;
     default: return KN_ETYPE;
     }
     const uint8_t *b = src;

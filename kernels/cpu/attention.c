@@ -256,6 +256,7 @@ int cpu_attention(struct kn_backend *kb, const struct kn_attention *a)
                         "attention: %d rows of a tree, not causal or without a tail like the cache", a->n);
     rc = check_ring(be, a);
     if (rc) return rc;
+    if (a->sparse) return cpu_attention_sparse(be, a);
     struct plan p = {.a = a, .rows = be->isa->rows, .n_kv = a->kv->n_head_kv, .head_dim = a->kv->head_dim};
     int32_t tile = a->n < CPU_ATTN_ROWS ? a->n : CPU_ATTN_ROWS;
     p.n_rep = a->n_head / p.n_kv;

@@ -253,3 +253,25 @@ static void rows_attn_finish(const struct kn_kv *kv, float *out, const float *to
     }
     kv_result(kv, out);
 }
+
+/* 16 means of keys at k, stride floats apart, against the KN_SPARSE_BLOCK queries of one head at q, row
+ * floats apart: M and E of struct kn_sparse, by lane. A row sees lanes below `all`, the last one those below
+ * `last`. s: scratch [KN_SPARSE_BLOCK, 16]. */
+static void rows_sparse_scores(const float *q, int64_t row, const float *k, int64_t stride, int64_t d,
+                               float scale, int32_t all, int32_t last, float *s, float m[16], float e[16])
+{
+    const struct vec unit = v_set1(scale * 1.44269504f), half = v_set1(0.693147181f);
+    struct vec most = v_set1(-INFINITY), sum = v_zero();
+    for (int32_t r = 0; r < KN_SPARSE_BLOCK; r++) {
+        float *at = s + 16 * r;
+        v_store(at, v_mul(attn_scores(q + r * row, k, stride, d), unit));
+        v_store(at, attn_seen(at, 0, 0, r == KN_SPARSE_BLOCK - 1 ? last : all));
+        most = v_max(most, v_load(at));
+    }
+    v_store(m, most);
+    for (int i = 0; i < 16; i++) m[i] = ceilf(m[i]);
+    most = v_load(m);
+    for (int32_t r = 0; r < KN_SPARSE_BLOCK; r++)
+        sum = v_add(sum, v_exp(v_mul(v_sub(v_load(s + 16 * r), most), half)));
+    v_store(e, sum);
+}

@@ -177,6 +177,7 @@ static const struct kn_ops cpu_ops = {
     .norm_gated = cpu_norm_gated,
     .rope_store = cpu_rope_store,
     .attention = cpu_attention,
+    .sparse_room = cpu_sparse_room,
     .tap = cpu_tap,
     .norm_add = cpu_norm_add,
     .norm_pair = cpu_norm_pair,

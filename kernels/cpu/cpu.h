@@ -75,6 +75,9 @@ int cpu_tap(struct kn_backend *, float *dst, int64_t stride, int64_t offset, con
 int cpu_softcap(struct kn_backend *, float *x, int64_t count, float cap);
 int cpu_find_bad(struct kn_backend *, const float *x, int32_t n, int64_t width, int32_t *bad);
 int cpu_attention(struct kn_backend *, const struct kn_attention *);
+int cpu_attention_sparse(struct cpu_backend *, const struct kn_attention *); /* sparse.c */
+int cpu_sparse_room(struct kn_backend *, int32_t n, int32_t n_head, const struct kn_kv *kv,
+                    struct kn_sparse_room *room);
 int cpu_pick(struct kn_backend *, const struct kn_pick *);
 int cpu_cell(struct kn_backend *, const struct kn_cell *);
 int cpu_spread(struct kn_backend *, float *out, int64_t n_out, const float *x, int64_t n_x,

@@ -13,8 +13,8 @@
  * every output of the row.
  *
  * mm.c: shapes, threads, the operations. mm_pack.c: packing. mm_act.inc.h, mm_quant.inc.h, mm_low.inc.h,
- * mm_float.inc.h: the code of every instruction set, over the primitives that mm_scalar.c, mm_avx2.c,
- * mm_avxvnni.c and mm_avx512.c define.
+ * mm_grid.inc.h, mm_float.inc.h: the code of every instruction set, over the primitives that mm_scalar.c,
+ * mm_avx2.c, mm_avxvnni.c and mm_avx512.c define.
  */
 #ifndef DFLASH_CPU_MM_H
 #define DFLASH_CPU_MM_H
@@ -57,6 +57,11 @@ enum { MM_WIDE_4 = 1, MM_WIDE_5 = 2, MM_WIDE_6 = 4 }; /* Q4_K, Q5_K, Q6_K */
     {                                                                                                        \
         1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241                              \
     }
+/* The same of mxfp4_values. */
+#define MM_MXFP4_BIASED                                                                                      \
+    {                                                                                                        \
+        128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116                       \
+    }
 
 /* One panel times one tile. */
 struct mm_call {
@@ -84,7 +89,7 @@ const struct mm_type *mm_type_of(uint32_t type); /* NULL: cannot multiply */
 int mm_type_index(uint32_t type);                /* row of cpu_mm.kernel, or -1 */
 size_t mm_panel_bytes(const struct mm_type *t, int64_t n_in, int lanes);
 
-#define MM_TYPES 15
+#define MM_TYPES 23
 
 /* Rows that fill a whole tile. x [n_in] each, NULL: a token of zeros. scaled: x * scale, and that * norm
  * (NULL: 1), stand for x, each product rounded: the bits of rms_norm. */

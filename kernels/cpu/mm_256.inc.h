@@ -71,12 +71,6 @@ INLINE vi vi_pick(vi mask, vi a, vi b)
 {
     return _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b));
 }
-/* Bytes 0..15: the values of IQ4_NL + 128. */
-INLINE vi vi_iq4(vi nibbles)
-{
-    static const uint8_t table[16] = MM_IQ4_BIASED;
-    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), nibbles);
-}
 INLINE vi vi_from_s8_pairs(const uint8_t *p)
 {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
@@ -125,4 +119,25 @@ INLINE vf vf_fma(vf a, vf b, vf c)
 INLINE vf vf_fms(vf a, vf b, vf c)
 {
     return _mm256_fmsub_ps(a, b, c);
+}
+/* Bytes 0..15: what the table says of them. */
+INLINE vi vi_table(const uint8_t table[16], vi nibbles)
+{
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), nibbles);
+}
+INLINE vi vi_gather(const uint32_t *table, vi index)
+{
+    return _mm256_i32gather_epi32((const int *)table, index, 4);
+}
+INLINE vi vi_from_u8(const uint8_t *p)
+{
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+}
+INLINE vi vi_bits(vf a)
+{
+    return _mm256_castps_si256(a);
+}
+INLINE vf vf_bits(vi a)
+{
+    return _mm256_castsi256_ps(a);
 }

@@ -52,6 +52,11 @@ INLINE vi vi_dot_s8(vi acc, vi codes, const uint8_t *a)
     const vi products = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(vi_bcast(a), w));
     return vi_in_order(vi_add(acc, _mm256_madd_epi16(products, _mm256_set1_epi16(1))));
 }
+/* Codes have 64 added: take 64 * sum of 16 q off at the start, of -32 times it, in two halves. */
+INLINE vi vi_grid_start(const int32_t *n16)
+{
+    return _mm256_madd_epi16(vi_bcast(n16), _mm256_set1_epi16(2));
+}
 INLINE vi vi_dot2(vi acc, vi pairs, const uint8_t *a)
 {
     return vi_in_order(vi_add(acc, _mm256_madd_epi16(pairs, vi_bcast(a))));

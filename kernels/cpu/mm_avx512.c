@@ -110,15 +110,14 @@ INLINE vi vi_dot_s8(vi acc, vi codes, const uint8_t *a)
 {
     return vi_dot4(acc, codes, a);
 }
+/* Codes have 64 added: take 64 * sum of 16 q off at the start, of -32 times it. */
+INLINE vi vi_grid_start(const int32_t *n16)
+{
+    return vi_shl(vi_bcast(n16), 1);
+}
 INLINE vi vi_dot2(vi acc, vi pairs, const uint8_t *a)
 {
     return _mm512_dpwssd_epi32(acc, pairs, vi_bcast(a));
-}
-/* Bytes 0..15: the values of IQ4_NL + 128. */
-INLINE vi vi_iq4(vi nibbles)
-{
-    static const uint8_t table[16] = MM_IQ4_BIASED;
-    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), nibbles);
 }
 /* acc + the products of both 16-bit halves. */
 INLINE vi vi_dot2v(vi acc, vi a, vi b)
@@ -128,6 +127,27 @@ INLINE vi vi_dot2v(vi acc, vi a, vi b)
 INLINE vi vi_from_s8_pairs(const uint8_t *p)
 {
     return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p));
+}
+/* Bytes 0..15: what the table says of them. */
+INLINE vi vi_table(const uint8_t table[16], vi nibbles)
+{
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), nibbles);
+}
+INLINE vi vi_gather(const uint32_t *table, vi index)
+{
+    return _mm512_i32gather_epi32(index, table, 4);
+}
+INLINE vi vi_from_u8(const uint8_t *p)
+{
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+}
+INLINE vi vi_bits(vf a)
+{
+    return _mm512_castps_si512(a);
+}
+INLINE vf vf_bits(vi a)
+{
+    return _mm512_castsi512_ps(a);
 }
 INLINE vf vf_zero(void)
 {

@@ -44,6 +44,11 @@ INLINE vi vi_dot_s8(vi acc, vi codes, const uint8_t *a)
 {
     return vi_dot4(acc, codes, a);
 }
+/* Codes have 64 added: take 64 * sum of 16 q off at the start, of -32 times it. */
+INLINE vi vi_grid_start(const int32_t *n16)
+{
+    return vi_shl(vi_bcast(n16), 1);
+}
 INLINE vi vi_dot2(vi acc, vi pairs, const uint8_t *a)
 {
     return DPWSSD(acc, pairs, vi_bcast(a));

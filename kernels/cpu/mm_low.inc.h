@@ -1,22 +1,35 @@
-/* mm_low.inc.h - the quantised types that files of others hold and that dflash.c reads: IQ4_NL, IQ4_XS, Q2_K,
- * Q3_K. Sums as in mm_quant.inc.h: exact integers inside a block, one or two fused multiply-adds a block. */
+/* mm_low.inc.h - the quantised types that files of others hold and that dflash.c reads: IQ4_NL, MXFP4,
+ * IQ4_XS, Q2_K, Q3_K. Sums as in mm_quant.inc.h: exact integers inside a block, one or two fused
+ * multiply-adds a block. */
 
-/* ---- IQ4_NL ----
- * Block: d [LANES] f16, 4 vectors of nibbles, as Q4_0. A nibble becomes its value + 128 by a table, and what
- * remains is Q8_0. unit: bytes from a token to the next. */
-static ALWAYS_INLINE void dots_iq4(vi *dot, const uint8_t *p, const uint8_t *a, const int T, const int unit)
+/* ---- IQ4_NL and MXFP4 ----
+ * Block: d [LANES] f16 (MXFP4: [LANES] bytes, an exponent), 4 vectors of nibbles, as Q4_0. A nibble becomes
+ * its value + 128 by a table, and what remains is Q8_0. unit: bytes from a token to the next. */
+static const uint8_t iq4_table[16] = MM_IQ4_BIASED, mxfp4_table[16] = MM_MXFP4_BIASED;
+
+static ALWAYS_INLINE void dots_table(vi *dot, const uint8_t *table, const uint8_t *p, const uint8_t *a,
+                                     const int T, const int unit)
 {
     UNROLL for (int g = 0; g < 4; g++)
     {
         const vi w = vi_load(p + g * V);
-        const vi low = vi_iq4(vi_and(w, vi_set(0x0f0f0f0f))),
-                 high = vi_iq4(vi_and(vi_shr(w, 4), vi_set(0x0f0f0f0f)));
+        const vi low = vi_table(table, vi_and(w, vi_set(0x0f0f0f0f))),
+                 high = vi_table(table, vi_and(vi_shr(w, 4), vi_set(0x0f0f0f0f)));
         UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot_s8(dot[t], low, a + (g * T + t) * unit);
         UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot_s8(dot[t], high, a + ((g + 4) * T + t) * unit);
     }
 }
 
-static ALWAYS_INLINE void mul_iq4_nl(const struct mm_call *c, const int T)
+/* 2^(e - 128) of the byte e of each lane: two factors, so that none leaves the range of normal numbers. */
+static ALWAYS_INLINE vf vf_from_e8(const uint8_t *p)
+{
+    const vi e = vi_from_u8(p), half = vi_shr(e, 1), bias = vi_set(63);
+    return vf_mul(vf_bits(vi_shl(vi_add(half, bias), 23)),
+                  vf_bits(vi_shl(vi_add(vi_sub(e, half), bias), 23)));
+}
+
+static ALWAYS_INLINE void mul_table(const struct mm_call *c, const int T, const uint8_t *table,
+                                    const int scale_bytes)
 {
     const int64_t nb = c->n_in / 32;
     const uint8_t *p = c->panel, *a = c->act, *ahead = c->ahead;
@@ -26,17 +39,26 @@ static ALWAYS_INLINE void mul_iq4_nl(const struct mm_call *c, const int T)
     UNROLL for (int t = 0; t < T; t++) acc[t] = vf_zero();
     for (int64_t b = 0; b < nb; b++) {
         ahead = prefetch_lines(ahead, c->ahead_step);
-        const vf d = vf_from_f16(p);
+        const vf d = scale_bytes == 1 ? vf_from_e8(p) : vf_from_f16(p);
         vi dot[MM_TILE_MAX];
         UNROLL for (int t = 0; t < T; t++) dot[t] = vi_dot_s8_start(nsum + t);
-        dots_iq4(dot, p + 2 * LANES, a, T, 4);
+        dots_table(dot, table, p + scale_bytes * LANES, a, T, 4);
         UNROLL for (int t = 0; t < T; t++) acc[t] =
             vf_fma(vf_cvt(dot[t]), vf_mul(d, vf_bcast(da + t)), acc[t]);
-        p += 18 * LANES;
+        p += (16 + scale_bytes) * LANES;
         a += 32 * T;
         da += T, nsum += T;
     }
     put_out(c, acc, T);
+}
+
+static ALWAYS_INLINE void mul_iq4_nl(const struct mm_call *c, const int T)
+{
+    mul_table(c, T, iq4_table, 2);
+}
+static ALWAYS_INLINE void mul_mxfp4(const struct mm_call *c, const int T)
+{
+    mul_table(c, T, mxfp4_table, 1);
 }
 
 /* ---- IQ4_XS ----
@@ -72,7 +94,7 @@ static ALWAYS_INLINE void mul_iq4_xs(const struct mm_call *c, const int T)
                     (n16[act_n16_at(2 * i, T) + 2 * t] + n16[act_n16_at(2 * i + 1, T) + 2 * t]) / 32;
                 dot[t] = vi_dot_s8_start(&nsum);
             }
-            dots_iq4(dot, p, a + act_at(32 * i, T), T, 8);
+            dots_table(dot, iq4_table, p, a + act_at(32 * i, T), T, 8);
             UNROLL for (int t = 0; t < T; t++) isum[t] = vi_add(isum[t], vi_mul(dot[t], scale));
         }
         UNROLL for (int t = 0; t < T; t++) acc[t] =

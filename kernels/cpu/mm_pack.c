@@ -11,11 +11,14 @@
 #include <sys/mman.h>
 
 static const struct mm_type mm_types[MM_TYPES] = {
-    {KN_F32, MM_ACT_F32, 2, 8},         {KN_F16, MM_ACT_F32, 2, 4},       {KN_BF16, MM_ACT_F32, 2, 4},
-    {KN_Q8_0, MM_ACT_Q32, 32, 34},      {KN_Q4_0, MM_ACT_Q32, 32, 18},    {KN_Q5_0, MM_ACT_Q32, 32, 22},
-    {KN_Q4_1, MM_ACT_Q32, 32, 20},      {KN_Q5_1, MM_ACT_Q32, 32, 24},    {KN_Q4_K, MM_ACT_Q256, 256, 144},
-    {KN_Q5_K, MM_ACT_Q256, 256, 176},   {KN_Q6_K, MM_ACT_Q256, 256, 210}, {KN_IQ4_NL, MM_ACT_Q32, 32, 18},
-    {KN_IQ4_XS, MM_ACT_Q256, 256, 136}, {KN_Q2_K, MM_ACT_Q256, 256, 84},  {KN_Q3_K, MM_ACT_Q256, 256, 110},
+    {KN_F32, MM_ACT_F32, 2, 8},         {KN_F16, MM_ACT_F32, 2, 4},         {KN_BF16, MM_ACT_F32, 2, 4},
+    {KN_Q8_0, MM_ACT_Q32, 32, 34},      {KN_Q4_0, MM_ACT_Q32, 32, 18},      {KN_Q5_0, MM_ACT_Q32, 32, 22},
+    {KN_Q4_1, MM_ACT_Q32, 32, 20},      {KN_Q5_1, MM_ACT_Q32, 32, 24},      {KN_Q4_K, MM_ACT_Q256, 256, 144},
+    {KN_Q5_K, MM_ACT_Q256, 256, 176},   {KN_Q6_K, MM_ACT_Q256, 256, 210},   {KN_IQ4_NL, MM_ACT_Q32, 32, 18},
+    {KN_IQ4_XS, MM_ACT_Q256, 256, 136}, {KN_Q2_K, MM_ACT_Q256, 256, 84},    {KN_Q3_K, MM_ACT_Q256, 256, 110},
+    {KN_MXFP4, MM_ACT_Q32, 32, 17},     {KN_IQ2_XXS, MM_ACT_Q256, 256, 66}, {KN_IQ2_XS, MM_ACT_Q256, 256, 74},
+    {KN_IQ2_S, MM_ACT_Q256, 256, 82},   {KN_IQ3_XXS, MM_ACT_Q256, 256, 98}, {KN_IQ3_S, MM_ACT_Q256, 256, 110},
+    {KN_IQ1_S, MM_ACT_Q256, 256, 50},   {KN_IQ1_M, MM_ACT_Q256, 256, 56},
 };
 
 int mm_type_index(uint32_t type)
@@ -80,6 +83,12 @@ static void pack_32(uint32_t type, uint8_t *dst, const uint8_t *b, int lanes, in
 {
     uint8_t code[32];
     const int has_min = type == KN_Q4_1 || type == KN_Q5_1, five = type == KN_Q5_0 || type == KN_Q5_1;
+    if (type == KN_MXFP4) {
+        dst[lane] = b[0];
+        codes_32(code, b + 1, NULL);
+        put_nibbles(dst + lanes, 0, lanes, lane, code);
+        return;
+    }
     memcpy(dst + 2 * lane, b, 2);
     if (has_min) memcpy(dst + 2 * lanes + 2 * lane, b + 2, 2);
     dst += (has_min ? 4 : 2) * lanes;
@@ -217,6 +226,16 @@ static void pack_3k(uint8_t *dst, const uint8_t *b, int lanes, int lane)
     }
 }
 
+/* The types with grids: d, then the block's words as they are (IQ1_M: words alone). */
+static void pack_grid(const struct mm_type *t, uint8_t *dst, const uint8_t *b, int lanes, int lane)
+{
+    const int head = t->type == KN_IQ1_M ? 0 : 2;
+    if (head) memcpy(dst + 2 * lane, b, 2);
+    dst += head * lanes;
+    for (int i = 0; i < (t->lane_bytes - head) / 4; i++)
+        put_word(dst, i, lanes, lane, get_word(b + head + 4 * i));
+}
+
 static void pack_float(const struct mm_type *t, uint8_t *dst, const uint8_t *row, int64_t n_in, int lanes,
                        int lane)
 {
@@ -234,6 +253,13 @@ static void pack_block(const struct mm_type *t, uint8_t *dst, const uint8_t *b, 
     case KN_Q5_K: pack_45k(5, dst, b, lanes, lane); break;
     case KN_Q6_K: pack_6k(dst, b, lanes, lane); break;
     case KN_IQ4_XS: pack_iq4_xs(dst, b, lanes, lane); break;
+    case KN_IQ2_XXS:
+    case KN_IQ2_XS:
+    case KN_IQ2_S:
+    case KN_IQ3_XXS:
+    case KN_IQ3_S:
+    case KN_IQ1_S:
+    case KN_IQ1_M: pack_grid(t, dst, b, lanes, lane); break;
     default: pack_32(t->type, dst, b, lanes, lane); /* IQ4_NL too: where its nibbles lie is as in Q4_0 */
     }
 }

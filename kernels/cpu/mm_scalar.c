@@ -127,20 +127,16 @@ INLINE vi vi_dot_s8(vi acc, vi codes, const uint8_t *a)
 {
     return vi_dot4(acc, codes, a);
 }
+/* Codes have 64 added: take 64 * sum of 16 q off at the start, of -32 times it. */
+INLINE vi vi_grid_start(const int32_t *n16)
+{
+    return vi_shl(vi_bcast(n16), 1);
+}
 INLINE vi vi_dot2(vi acc, vi pairs, const uint8_t *a)
 {
     int16_t q[2];
     memcpy(q, a, 4);
     return acc + vi_sar(pairs << 16, 16) * (uint32_t)q[0] + vi_sar(pairs, 16) * (uint32_t)q[1];
-}
-/* Bytes 0..15: the values of IQ4_NL + 128. */
-INLINE vi vi_iq4(vi nibbles)
-{
-    static const uint8_t table[16] = MM_IQ4_BIASED;
-    uint8_t b[4 * LANES];
-    memcpy(b, &nibbles, sizeof b);
-    for (int i = 0; i < 4 * LANES; i++) b[i] = table[b[i]];
-    return vi_load(b);
 }
 /* acc + the products of both 16-bit halves. */
 INLINE vi vi_dot2v(vi acc, vi a, vi b)
@@ -152,6 +148,33 @@ INLINE vi vi_from_s8_pairs(const uint8_t *p)
     vi r;
     EACH r[l] = (uint32_t)(uint16_t)(int8_t)p[2 * l] | (uint32_t)(int8_t)p[2 * l + 1] << 16;
     return r;
+}
+/* Bytes 0..15: what the table says of them. */
+INLINE vi vi_table(const uint8_t table[16], vi nibbles)
+{
+    uint8_t b[4 * LANES];
+    memcpy(b, &nibbles, sizeof b);
+    for (int i = 0; i < 4 * LANES; i++) b[i] = table[b[i]];
+    return vi_load(b);
+}
+INLINE vi vi_gather(const uint32_t *table, vi index)
+{
+    EACH index[l] = table[index[l]];
+    return index;
+}
+INLINE vi vi_from_u8(const uint8_t *p)
+{
+    vi r;
+    EACH r[l] = p[l];
+    return r;
+}
+INLINE vi vi_bits(vf a)
+{
+    return (vi)a;
+}
+INLINE vf vf_bits(vi a)
+{
+    return (vf)a;
 }
 INLINE vf vf_zero(void)
 {

@@ -30,6 +30,9 @@ static ALWAYS_INLINE void put_out(const struct mm_call *c, const vf *result, con
 #include "mm_quant.inc.h"
 #include "mm_low.inc.h"
 
+#include "../blocks/grids.h"
+#include "mm_grid.inc.h"
+
 #if TILE == 8
 #define WIDTHS(NAME) WIDTH(NAME, 1) WIDTH(NAME, 2) WIDTH(NAME, 4) WIDTH(NAME, 8)
 #define ROW(NAME)                                                                                            \
@@ -83,6 +86,14 @@ PARTS(mul_iq4_nl, MM_ACT_Q32)
 PARTS(mul_iq4_xs, MM_ACT_Q256)
 PARTS(mul_q2_k, MM_ACT_Q256)
 PARTS(mul_q3_k, MM_ACT_Q256)
+PARTS(mul_mxfp4, MM_ACT_Q32)
+PARTS(mul_iq2_xxs, MM_ACT_Q256)
+PARTS(mul_iq2_xs, MM_ACT_Q256)
+PARTS(mul_iq2_s, MM_ACT_Q256)
+PARTS(mul_iq3_xxs, MM_ACT_Q256)
+PARTS(mul_iq3_s, MM_ACT_Q256)
+PARTS(mul_iq1_s, MM_ACT_Q256)
+PARTS(mul_iq1_m, MM_ACT_Q256)
 
 /* In the order of mm_types (mm_pack.c). */
 const struct cpu_mm MM_NAME = {
@@ -93,7 +104,9 @@ const struct cpu_mm MM_NAME = {
 #ifdef MM_PREPARE_Q256
     .prepare_q256 = MM_PREPARE_Q256,
 #endif
-    .kernel = {ROW(mul_f32), ROW(mul_f16), ROW(mul_bf16), ROW(mul_q8_0), ROW(mul_q4_0), ROW(mul_q5_0),
-               ROW(mul_q4_1), ROW(mul_q5_1), ROW(mul_q4_k), ROW(mul_q5_k), ROW(mul_q6_k), ROW(mul_iq4_nl),
-               ROW(mul_iq4_xs), ROW(mul_q2_k), ROW(mul_q3_k)},
+    .kernel = {ROW(mul_f32),   ROW(mul_f16),     ROW(mul_bf16),   ROW(mul_q8_0),  ROW(mul_q4_0),
+               ROW(mul_q5_0),  ROW(mul_q4_1),    ROW(mul_q5_1),   ROW(mul_q4_k),  ROW(mul_q5_k),
+               ROW(mul_q6_k),  ROW(mul_iq4_nl),  ROW(mul_iq4_xs), ROW(mul_q2_k),  ROW(mul_q3_k),
+               ROW(mul_mxfp4), ROW(mul_iq2_xxs), ROW(mul_iq2_xs), ROW(mul_iq2_s), ROW(mul_iq3_xxs),
+               ROW(mul_iq3_s), ROW(mul_iq1_s),   ROW(mul_iq1_m)},
 };

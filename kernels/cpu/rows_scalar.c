@@ -26,6 +26,7 @@ const struct cpu_rows cpu_rows_scalar = {
     .attn_group = rows_attn_group,
     .attn_merge = rows_attn_merge,
     .attn_finish = rows_attn_finish,
+    .sparse_scores = rows_sparse_scores,
     .pick = rows_pick,
     .conv = rows_conv,
     .top = rows_top,

@@ -12,6 +12,7 @@
 #include <time.h>
 
 #include "../../kernels/kernels.h"
+#include "../block_scales.h"
 
 static int threads = 0;
 static double seconds = 0.4;
@@ -71,7 +72,6 @@ static uint8_t *random_file(uint32_t type, int64_t n_in, int64_t n_out)
 {
     const struct kn_type_info *t = kn_type_info(type);
     const size_t bytes = kn_row_bytes(type, n_in) * (size_t)n_out;
-    const uint16_t d = kn_f32_to_f16(0x1p-6f);
     uint8_t *p = malloc(bytes);
     if (!p) die("no memory");
     for (size_t i = 0; i + 4 <= bytes; i += 4) {
@@ -81,12 +81,8 @@ static uint8_t *random_file(uint32_t type, int64_t n_in, int64_t n_out)
         if (type == KN_F16) r = 0x24002400u | (r & 0x03ff03ffu);
         memcpy(p + i, &r, 4);
     }
-    for (size_t i = 0; t->block > 1 && i < bytes; i += t->bytes) {
-        memcpy(p + i + (type == KN_Q6_K ? 208 : type == KN_Q3_K ? 108 : type == KN_Q2_K ? 80 : 0), &d, 2);
-        if (type == KN_Q2_K) memcpy(p + i + 82, &d, 2);
-        if (type == KN_Q4_1 || type == KN_Q5_1 || type == KN_Q4_K || type == KN_Q5_K)
-            memcpy(p + i + 2, &d, 2);
-    }
+    for (size_t i = 0; t->block > 1 && i < bytes; i += t->bytes)
+        block_set_scales(type, p + i, 0x1p-6f, 0x1p-6f);
     return p;
 }
 
@@ -225,9 +221,10 @@ static void parse_rows(char *list)
 
 int main(int argc, char **argv)
 {
-    static const uint32_t types[] = {KN_Q4_K, KN_Q5_K, KN_Q6_K, KN_Q8_0,   KN_Q4_0,
-                                     KN_Q5_0, KN_Q4_1, KN_Q5_1, KN_F32,    KN_F16,
-                                     KN_BF16, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
+    static const uint32_t types[] = {KN_Q4_K,  KN_Q5_K,    KN_Q6_K,   KN_Q8_0,  KN_Q4_0,    KN_Q5_0,
+                                     KN_Q4_1,  KN_Q5_1,    KN_F32,    KN_F16,   KN_BF16,    KN_Q2_K,
+                                     KN_Q3_K,  KN_IQ4_NL,  KN_IQ4_XS, KN_MXFP4, KN_IQ2_XXS, KN_IQ2_XS,
+                                     KN_IQ2_S, KN_IQ3_XXS, KN_IQ3_S,  KN_IQ1_S, KN_IQ1_M};
     struct kn_open o = {.device = "cpu"};
     char message[256];
     struct kn_backend *be;

@@ -13,8 +13,8 @@ for f in "$DATA"/dialects/types/*.gguf; do
 done
 echo "well: $(status dflash-inspect --check --for-use "$T") $(status dflash-inspect --check --for-use "$D")"
 # a target with a type of the same size in place of another
-LC_ALL=C sed 's/\(blk\.[12]\.ffn_up\.weight\x02\x00\x00\x00.\{16\}\)\x0b\x00\x00\x00/\1\x15\x00\x00\x00/' "$DATA/target-q3_k.gguf" >t.gguf
-cmp -s t.gguf "$DATA/target-q3_k.gguf" && echo "nothing changed"
+LC_ALL=C sed 's/\(blk\.[12]\.ffn_up\.weight\x02\x00\x00\x00.\{16\}\)\x0c\x00\x00\x00/\1\x28\x00\x00\x00/' "$DATA/target-q4_k.gguf" >t.gguf
+cmp -s t.gguf "$DATA/target-q4_k.gguf" && echo "nothing changed"
 echo "target: $(status dflash-inspect --check t.gguf) $(status dflash-inspect --check --for-use t.gguf)" \
     "$(status dflash-inspect --pair t.gguf "$D") $(status dflash-generate -q -m t.gguf -n 1 -o o --force)"
 dflash-inspect --pair t.gguf "$D" | grep -A1 types || true

@@ -10,7 +10,8 @@ from gguf import GGMLQuantizationType as T
 from gguf import quants
 
 SCALES = {"Q8_0": [0], "Q4_0": [0], "Q5_0": [0], "Q4_1": [0, 2], "Q5_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2],
-          "Q6_K": [208], "Q2_K": [80, 82], "Q3_K": [108], "IQ4_NL": [0], "IQ4_XS": [0]}
+          "Q6_K": [208], "Q2_K": [80, 82], "Q3_K": [108], "IQ4_NL": [0], "IQ4_XS": [0], "IQ2_XXS": [0], "IQ2_XS": [0],
+          "IQ2_S": [0], "IQ3_XXS": [0], "IQ3_S": [0], "IQ1_S": [0], "IQ1_M": [48], "MXFP4": []}
 rng = np.random.default_rng(20)
 for name, at in SCALES.items():
     t = T[name]
@@ -20,7 +21,15 @@ for name, at in SCALES.items():
     for o in at:
         f = rng.normal(0, 1, n).astype(np.float16)
         f[0], f[1], f[2] = 3e-6, -65504, -0.0  # subnormal, the largest, negative zero
-        raw[:, o:o + 2] = f.view(np.uint8).reshape(n, 2)
+        h = f.view(np.uint16)
+        if name == "IQ1_M":  # the upper 4 bits of four u16, the lowest of d first
+            for i in range(4):
+                raw[:, o + 2 * i + 1] = (raw[:, o + 2 * i + 1] & 15) | ((h >> 4 * i & 15) << 4).astype(np.uint8)
+        else:
+            raw[:, o:o + 2] = h.view(np.uint8).reshape(n, 2)
+    if name == "MXFP4":
+        raw[:, 0] = rng.integers(0, 251, n)
+        raw[:4, 0] = 0, 1, 2, 250
     y = quants.dequantize(raw.reshape(1, -1), t).reshape(-1).astype("<f4")
     assert np.isfinite(y).all()
     with open(f"blocks_{name.lower()}.bin", "wb") as f:

@@ -1,5 +1,6 @@
 /* chain.cu - operations on one row, collected into chains (chain.cuh). */
 #include "chain.cuh"
+#include "../attention/codes.h"
 #include "../core/ops.cuh"
 
 #include <string.h>
@@ -57,7 +58,7 @@ static void keep_old(struct chain_state *c, int32_t steps, struct chain_step *s)
 /* The first of a chain comes. x: its row. */
 static void begin(const struct cuda_backend *be, struct chain_state *c, const float *x)
 {
-    c->attends = c->items = c->wide = c->nets = false;
+    c->attends = c->items = c->wide = c->nets = c->coded = false;
     c->gemma = false;
     c->post = -1;
     c->parts = 0;
@@ -279,6 +280,7 @@ static struct chain_step *put_attend(struct cuda_backend *be, const struct kn_ro
     c->attends = true;
     c->pos = a->pos;
     c->type = kv_form(kv->type);
+    t->m[0].type = kv->type.k, t->m[1].type = kv->type.v;
     return t;
 }
 /* Positions that a row may see, however often what is collected is replayed. */
@@ -330,16 +332,20 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
     if (a->window || kv->head_dim != CHAIN_HEAD || s->v_norm || s->k == s->v)
         return attend_wide(be, s, a, last);
     const int32_t n_kv = kv->n_head_kv, bound = bound_of(be, kv);
+    const bool coded = kn_kv_coded(kv->type.k) && kn_kv_coded(kv->type.v);
     const bool late = c->items || c->wide, /* no pairs that all share: longer contexts pay */
-        far = bound > (late ? chain_tuning.near : chain_tuning.k_near) || (c->attends && c->far);
-    const int32_t leaves = (bound - 1) / 64 + 1, parts = (far ? (bound - 1) / 512 + 1 : leaves) * a->n_head;
+        far = coded || bound > (late ? chain_tuning.near : chain_tuning.k_near) || (c->attends && c->far);
+    const int32_t leaves = (bound - 1) / 64 + 1,
+                  nodes = coded ? ATTN_CODES_NODE(0, bound - 1) + 1 : (bound - 1) / 512 + 1,
+                  parts = (far ? nodes : leaves) * a->n_head;
     const bool fits =
         !chain_tuning.off && be->chain_steps < CHAIN_STEPS && a->n == 1 && a->causal && !a->window &&
-        !a->first && kv->head_dim == CHAIN_HEAD && kv_halves(kv_form(kv->type)) && a->n_head / n_kv <= 16 &&
-        bound <= chain_tuning.context &&
+        !a->first && kv->head_dim == CHAIN_HEAD && (coded || kv_halves(kv_form(kv->type))) &&
+        a->n_head / n_kv <= 16 && bound <= chain_tuning.context &&
         (far ? a->n_head / n_kv <= CHAIN_FAR_HEADS : leaves <= CHAIN_LEAVES && parts <= CHAIN_PARTS) &&
         !s->v_norm && !s->interleaved && (s->n_rot == CHAIN_HEAD || s->n_rot == 0) &&
-        (!c->attends || (c->type == kv_form(kv->type) && c->far == far && c->pos == a->pos)) &&
+        (!c->attends ||
+         (c->type == kv_form(kv->type) && c->far == far && c->coded == coded && c->pos == a->pos)) &&
         !(far && c->gemma);
     const struct chain_product *p = newest_product(be);
     const bool linked = !c->nets && p && p->n_w == 3 && !p->gated && p->out[0] == s->q && p->out[1] == s->k &&
@@ -348,6 +354,7 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
     if (!fits || !linked) return cuda_flush(be);
     struct chain_step *t = put_attend(be, s, a, (size_t)parts);
     t->far = c->far = far;
+    c->coded = coded;
     t->rounds = leaves;
     return 1;
 }

@@ -177,7 +177,7 @@ static cudaError_t put_steps(const struct cuda_backend *be, struct chain_state *
                              struct chain_args *a)
 {
     const size_t bytes = sizeof *c->step * (size_t)count, at = maps_at(count),
-                 maps = c->attends && c->far ? sizeof *c->map * (size_t)count : 0;
+                 maps = c->attends && c->far && !c->coded ? sizeof *c->map * (size_t)count : 0;
     cudaStreamCaptureStatus status;
     cudaError_t err = cudaStreamIsCapturing(be->stream, &status);
     if (err) return err;
@@ -222,7 +222,7 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
     size_t smem = chain_lay_out(&dev, c, count, &a, &blocks);
     const bool far = c->attends && c->far;
     if (smem) smem = chain_lay_out_ring(&dev, c, count, &a, blocks, smem);
-    for (int32_t i = 0; i < count && smem && far; i++)
+    for (int32_t i = 0; i < count && smem && far && !c->coded; i++)
         if (c->step[i].n_m == 0 && !map_rings(c, &c->step[i])) smem = 0;
     if (!smem) return go_alone(be, c, count);
     cudaError_t err = cudaSuccess;
@@ -239,8 +239,7 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
     const enum chain_form form = chain_form_of(c, count, &a);
     rc = cuda_check(be, "layers of one row", chain_k_launch(be, &a, bf16, form, blocks, smem));
     if (rc) return rc;
-    static_assert(CUDA_CHAIN_FEW + CHAIN_NETS_ITEMS == CUDA_CHAIN_NETS_ITEMS,
-                  "forms.h has chain_form's order");
+    static_assert(CUDA_CHAIN_FEW + CHAIN_LOW_CODES == CUDA_CHAIN_LOW_CODES, "forms.h has chain_form's order");
     cuda_count(be, (enum cuda_form)(CUDA_CHAIN_FEW + form));
     chain_launched++;
     chain_heads += c->op[count - 1].part;

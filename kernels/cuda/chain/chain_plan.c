@@ -2,6 +2,8 @@
  * much of the ring is on its way. What is said to be measured is in docs/speed/decode.md. */
 #include "chain_plan.h"
 
+#include "../attention/attention_plan.h"
+
 struct chain_tuning chain_tuning = {.context = 262144,
                                     .tile = 8704,
                                     .items = 65536,
@@ -187,9 +189,9 @@ static bool has_items(const struct chain_state *c, int32_t count)
 
 /* What the steps of a chain want of a block. */
 struct wants {
-    int32_t pairs, n_rep, head; /* the most pairs of a step whose result is passed on; of attention */
-    uint32_t row, terms;        /* bytes of a rounded row, of the terms of sums */
-    bool items, early;          /* some product is not of K types; some step writes early */
+    int32_t pairs, n_rep, n_kv, head; /* the most pairs of a step whose result is passed on; of attention */
+    uint32_t row, terms;              /* bytes of a rounded row, of the terms of sums */
+    bool items, early;                /* some product is not of K types; some step writes early */
 };
 
 static struct wants wants_of(const struct chain_state *c, int32_t count)
@@ -199,6 +201,7 @@ static struct wants wants_of(const struct chain_state *c, int32_t count)
         const struct chain_step *s = &c->step[i];
         if (s->n_m == 0 && s->n_rep > w.n_rep) w.n_rep = s->n_rep;
         if (s->n_m == 0 && s->head > w.head) w.head = s->head;
+        if (s->n_m == 0 && s->n_kv > w.n_kv) w.n_kv = s->n_kv;
         if (s->n_m == 0) continue;
         if (row_bytes(s) > w.row) w.row = row_bytes(s);
         if (s->pass_on && s->pairs > w.pairs) w.pairs = s->pairs;
@@ -282,8 +285,8 @@ static int32_t place_results(struct chain_state *c, int32_t count)
 static uint32_t attention_room(const struct chain_state *c, const struct wants *w, bool split, uint32_t *rest)
 {
     const bool far = c->far, wide = c->gemma;
-    const size_t bytes = far    ? CHAIN_FAR_BYTES(w->n_rep)
-                         : wide ? CHAIN_WIDE_BYTES(w->head)
+    const size_t bytes = far    ? c->coded ? CHAIN_CODES_BYTES(w->n_rep) : CHAIN_FAR_BYTES(w->n_rep)
+                            : wide ? CHAIN_WIDE_BYTES(w->head)
                                 : CHAIN_ATTEND_BYTES;
     const bool late = !far && !wide && !w->items && (w->early || split); /* chain/kernel_k.cu's near_keys */
     const uint32_t least = ((uint32_t)(late ? CHAIN_LATE_BYTES(w->n_rep) : bytes) + 127) / 128 * 128;
@@ -302,6 +305,7 @@ size_t chain_lay_out(const struct cuda_device *dev, struct chain_state *c, int32
     const bool k = (c->nets || !w.items) && !(c->attends && c->far);
     *blocks = w.pairs < dev->sm_count ? w.pairs : dev->sm_count;
     a->split = splits(dev, c, count, *blocks, k && chain_tuning.split > 0);
+    if (c->attends && c->coded && 2 * *blocks < w.n_kv) return 0;
     if (!*blocks || !posts_in_turn(c, count, *blocks) || !share_out(c, count, *blocks, &w)) return 0;
     a->extent = (unsigned)place_results(c, count);
     if (c->nets && w.terms < CHAIN_GATED_BYTES) w.terms = (uint32_t)CHAIN_GATED_BYTES;
@@ -390,9 +394,19 @@ static void tile_k(struct chain_step *s, int blocks, bool near)
     if (projects && s->cuts <= 32 && least_tile(s) < s->tile) s->flags |= CHAIN_MIXED;
 }
 
+/* Room for the leaves of a warp, each of keys or of values, while it attends over quantised ones: four of
+ * them, or what leaves a third of the ring to weights, but two. */
+static void tile_codes(struct chain_step *s, uint32_t ring)
+{
+    const int32_t k = attn_codes_leaf_bytes(CHAIN_HEAD, CHAIN_HEAD, s->m[0].type),
+                  v = attn_codes_leaf_bytes(CHAIN_HEAD, CHAIN_HEAD, s->m[1].type), leaf = k > v ? k : v;
+    s->far = (int32_t)(ring * 2 / 3) / (CHAIN_HEADS * leaf);
+    s->far = s->far > 4 ? 4 : s->far < 2 ? 2 : s->far;
+    s->tile = (uint32_t)(s->far * leaf);
+}
 /* The tiles of all steps: the least bytes that one may have, 0: it does not go. */
-static uint32_t tile_steps(struct chain_state *c, int32_t count, int blocks, bool near, bool items,
-                           bool *early)
+static uint32_t tile_steps(struct chain_state *c, int32_t count, int blocks, uint32_t ring, bool near,
+                           bool items, bool *early)
 {
     const bool far = c->attends && c->far;
     uint32_t least = UINT32_MAX;
@@ -402,6 +416,8 @@ static uint32_t tile_steps(struct chain_state *c, int32_t count, int blocks, boo
         if (held && (!items || c->nets)) continue;
         if (held) {
             s->tile = (uint32_t)CHAIN_KEYS_BYTES;
+        } else if (s->n_m == 0 && c->coded) {
+            tile_codes(s, ring);
         } else if (s->n_m == 0) { /* keys and values of a long context as tiles of the ring of bytes */
             s->far = 2;
             s->tile = 16u * (uint32_t)s->far * (CHAIN_HEAD * 2);
@@ -432,7 +448,7 @@ static bool ahead_of_steps(struct chain_state *c, int32_t count, uint32_t ring, 
             if (s->cap_tiles < 2) return false;
             continue;
         }
-        if (s->cap_tiles < 4) return false;
+        if (s->cap_tiles < (s->n_m || !c->coded ? 4 : CHAIN_HEADS + 1)) return false;
         s->ahead = (!s->n_m                       ? chain_tuning.far_ahead
                     : s->kind != CHAIN_K          ? chain_tuning.items
                     : c->op[i].head               ? chain_tuning.head_ahead
@@ -443,7 +459,7 @@ static bool ahead_of_steps(struct chain_state *c, int32_t count, uint32_t ring, 
         s->before = s->ahead;
         if (pace && !c->op[i].head) narrow_ahead(s, i && !s[-1].n_m);
         if (s->n_m && s->kind != CHAIN_K) items_ahead(s, i && !s[-1].n_m);
-        if (s->ahead > most) s->ahead = 0;
+        if (s->ahead > most || (!s->n_m && c->coded)) s->ahead = 0;
     }
     return true;
 }
@@ -464,7 +480,7 @@ size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, 
     a->act = before + a->ring;
     a->terms = a->act + row;
     a->keys = a->act + rest;
-    const uint32_t least = tile_steps(c, count, blocks, near, items, &early);
+    const uint32_t least = tile_steps(c, count, blocks, a->ring, near, items, &early);
     if (!least) return 0;
     /* A tile's barrier is another's that is CHAIN_TILES later: both are never in the ring. */
     if (a->ring / least > CHAIN_TILES - 4) a->ring = (CHAIN_TILES - 4) * least / 1024 * 1024;
@@ -479,15 +495,16 @@ size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, 
 enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const struct chain_args *a)
 {
     const bool far = c->attends && c->far, items = has_items(c, count);
-    bool early = false;
-    for (int32_t i = 0; i < count; i++) early |= (c->step[i].flags & CHAIN_EARLY) != 0;
-    return c->nets    ? items      ? CHAIN_NETS_ITEMS
-                        : a->split ? CHAIN_NETS_SHARED
-                                   : CHAIN_NETS
-           : c->gemma ? CHAIN_GEMMA
-           : items    ? far ? CHAIN_ITEMS_FAR : CHAIN_ITEMS
-           : far      ? CHAIN_FAR
-           : a->split ? CHAIN_SHARED
-           : early    ? CHAIN_PAIRS
-                      : CHAIN_FEW;
+    bool early = false, low = false;
+    for (int32_t i = 0; i < count; i++) {
+        early |= (c->step[i].flags & CHAIN_EARLY) != 0;
+        low |= chain_is_low(&c->step[i]);
+    }
+    if (c->nets && items) return low ? CHAIN_NETS_LOW : CHAIN_NETS_ITEMS;
+    if (c->nets) return a->split ? CHAIN_NETS_SHARED : CHAIN_NETS;
+    if (c->gemma) return CHAIN_GEMMA;
+    if (far && c->coded) return low ? CHAIN_LOW_CODES : items ? CHAIN_ITEMS_CODES : CHAIN_CODES;
+    if (items && far) return low ? CHAIN_LOW_FAR : CHAIN_ITEMS_FAR;
+    if (items) return low ? CHAIN_LOW : CHAIN_ITEMS;
+    return far ? CHAIN_FAR : a->split ? CHAIN_SHARED : early ? CHAIN_PAIRS : CHAIN_FEW;
 }

@@ -99,7 +99,9 @@ struct CHAIN_ALIGNED(16) chain_step {
     int32_t turn;
     float scale;
     int32_t map;     /* of the launch's maps, the keys'; then the values' */
-    int32_t far;     /* a long context, keys and values through the ring: tiles of 16 times that; 0: not */
+    int32_t far;     /* a long context, keys and values through the ring: tiles of 16 times that; 0: not; over
+                        codes, whose types are m[0].type and m[1].type: leaves of keys or values that a warp has
+                        room for */
     int32_t replays; /* the delta net so many steps behind takes rows that are pending before this step */
     int32_t again;   /* it reads what the step before it reads; from is -1 where that is x */
     struct chain_net d;
@@ -174,8 +176,9 @@ struct chain_args {
 /* What the kernel of a chain can do beside the rest: nothing; outputs come early; so they do, and all blocks
  * share pairs (chain/split.cuh); keys and values come through the ring, and no outputs early; pairs that all
  * blocks share, chain/post.cuh and chain/wide.cuh, which has all attention then; delta nets or gated rows,
- * and no attention then; these and such pairs; steps of types other than K; these and keys through the ring.
- */
+ * and no attention then; these and such pairs; steps of types other than K; these and keys through the ring;
+ * quantised keys and values (chain/codes.cuh), without such steps and with them; those with such steps where
+ * some are of Q2_K, Q3_K, Q4_1 or Q5_1. */
 enum chain_form {
     CHAIN_FEW,
     CHAIN_PAIRS,
@@ -187,6 +190,12 @@ enum chain_form {
     CHAIN_ITEMS,
     CHAIN_ITEMS_FAR,
     CHAIN_NETS_ITEMS,
+    CHAIN_CODES,
+    CHAIN_ITEMS_CODES,
+    CHAIN_LOW,
+    CHAIN_LOW_FAR,
+    CHAIN_NETS_LOW,
+    CHAIN_LOW_CODES,
     CHAIN_FORMS
 };
 /* chain.cu. What was collected, and what it is if it stays alone. */
@@ -260,6 +269,7 @@ struct chain_state {
     struct chain_op op[CHAIN_STEPS];
     uint32_t type;               /* of keys and values, where it attends: kv_form's */
     bool attends, far, items;    /* items: steps that chain_is_other knows */
+    bool coded;                  /* and far: it attends over quantised keys and values */
     bool wide;                   /* rows of more than 4,096 columns are normed */
     bool nets;                   /* delta nets or gated rows: forms of chain/kernel_k.cu alone have them */
     bool rounded;                /* the row that it begins with may not be in memory, but rounded */
@@ -289,8 +299,10 @@ static inline int32_t widest_unit(const struct chain_step *s)
         if (s->m[j].unit_bytes > widest) widest = s->m[j].unit_bytes;
     return widest;
 }
-/* The step is of types that forms of K types alone lack: others than K, IQ4_XS. */
+/* The step is of types that forms of K types alone lack: others than Q4_K, Q5_K and Q6_K; of those that only
+ * forms of their own have: Q2_K, Q3_K, Q4_1, Q5_1, MXFP4. */
 bool chain_is_other(const struct chain_step *s);
+bool chain_is_low(const struct chain_step *s);
 /* The product as a step; false: no chain has such. */
 bool chain_step_of(const struct cuda_device *dev, const struct chain_product *p, struct chain_step *s);
 /* Shared memory of the launch, and its blocks: each must have outputs in a step whose outputs are read, so
@@ -318,6 +330,7 @@ enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const 
 #define CHAIN_KEYS_BYTES 34816
 #define CHAIN_LATE_BYTES(n_rep) ((n_rep) <= 8 ? 24448 : 30848)
 #define CHAIN_FAR_BYTES(n_rep) (5152 + 4352 * (n_rep))
+#define CHAIN_CODES_BYTES(n_rep) (5312 + 4352 * (n_rep))
 #define CHAIN_DELTA_BYTES 7952
 #define CHAIN_GATED_BYTES 24576
 #define CHAIN_WIDE_BYTES(head) ((head) == 512 ? 72064 : (head) == 256 ? 59776 : 34944)

@@ -7,6 +7,7 @@
 #pragma nv_diag_suppress 177 /* nothing of this is for such a device */
 #endif
 #include "attend.cuh"
+#include "codes.cuh"
 #include "far_ring.cuh"
 #include "items.cuh"
 #include "pair.cuh"
@@ -39,20 +40,23 @@ DEV int warp_get(uint32_t at)
 
 /* Step i, of types other than K, in forms where what K types keep in registers stays there: nothing that the
  * kernel has may be in memory for this. */
+template <bool LOW>
 static __device__ __noinline__ void chain_items_apart(const chain_args &a, uint8_t *smem, int i)
 {
     const chain_room r = chain_room_at(smem);
     const chain_step &s = r.steps[i % CHAIN_DESCS];
     const bool first = s.from < 0;
-    chain_items(s, r.plan[i % CHAIN_DESCS], r, first, row_of(a, r, s, first), values_of(a, r) + s.at,
-                smem + a.act, (float *)(smem + CHAIN_K_SQUARES), (float *)(smem + a.terms),
-                (float *)(smem + CHAIN_K_KEEP));
+    chain_items<LOW>(s, r.plan[i % CHAIN_DESCS], r, first, row_of(a, r, s, first), values_of(a, r) + s.at,
+                     smem + a.act, (float *)(smem + CHAIN_K_SQUARES), (float *)(smem + a.terms),
+                     (float *)(smem + CHAIN_K_KEEP));
 }
 
 /* SPLIT: all blocks share pairs of some steps. KV: where keys and values come to: near_keys,
  * far_keys or, with chain/post.cuh, wide_keys; or net_steps: gated delta nets or gated rows are among the
  * steps, and no attention; or near_items, far_items or net_items: near_keys, far_keys or net_steps beside
- * steps of types other than K, and of IQ4_XS. */
+ * steps of types other than K, and of IQ4_XS; or
+ * code_keys or code_items: far_keys or far_items over quantised keys and values; low_beside: any of those
+ * with items. */
 template <bool BF16, bool SPLIT, class KV>
 static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
     chain_k_kernel(const __grid_constant__ chain_args a)
@@ -133,7 +137,11 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
             chain_delta_run<true, KV::items>(s, plan, row_of(a, r, s, false), values_of(a, r) + s.at,
                                              *(chain_delta_room *)(smem + a.net), terms);
             chain_meet();
-        } else if (KV::ring && s.n_m == 0) {
+        } else if (KV::codes && s.n_m == 0) {
+            code_attention(s, plan, act, a.parts, row_of(a, r, s, false), values_of(a, r) + s.at,
+                           r.state[0] + 1 + (unsigned)i);
+            chain_meet();
+        } else if (KV::ring && !KV::codes && s.n_m == 0) {
             far_attention<BF16>(s, plan.kv_head, far_share_of(s, plan.kv_head), far_bytes_at(r, s, plan), act,
                                 a.parts, row_of(a, r, s, false), values_of(a, r) + s.at,
                                 r.state[0] + 1 + (unsigned)i);
@@ -154,10 +162,10 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
         } else if (KV::items && s.kind != CHAIN_K) {
             const bool first = s.from < 0;
             if (plan.pairs && items_apart<KV>)
-                chain_items_apart(a, smem, i);
+                chain_items_apart<KV::low>(a, smem, i);
             else if (plan.pairs)
-                chain_items(s, plan, r, first, row_of(a, r, s, first), values_of(a, r) + s.at, act, squares,
-                            terms, keep);
+                chain_items<KV::low>(s, plan, r, first, row_of(a, r, s, first), values_of(a, r) + s.at, act,
+                                     squares, terms, keep);
         } else if (plan.pairs || (KV::post && s.post)) {
             const bool rounds = !s.norm && s.own,
                        first = KV::items ? s.from < 0 : (apart ? warp_get(number) : i) == 0;
@@ -230,13 +238,23 @@ static chain_k_fn kernel_of(bool bf16, int form)
         {form_of<false, true, net_steps>(), form_of<false, true, net_steps>()},
         {form_of<false, false, near_items>(), form_of<true, false, near_items>()},
         {form_of<false, false, far_items>(), form_of<true, false, far_items>()},
-        {form_of<false, true, net_items>(), form_of<false, true, net_items>()}};
+        {form_of<false, true, net_items>(), form_of<false, true, net_items>()},
+        {form_of<false, false, code_keys>(), form_of<false, false, code_keys>()},
+        {form_of<false, false, code_items>(), form_of<false, false, code_items>()},
+        {form_of<false, false, low_beside<near_items>>(), form_of<true, false, low_beside<near_items>>()},
+        {form_of<false, false, low_beside<far_items>>(), form_of<true, false, low_beside<far_items>>()},
+        {form_of<false, true, low_beside<net_items>>(), form_of<false, true, low_beside<net_items>>()},
+        {form_of<false, false, low_beside<code_items>>(), form_of<false, false, low_beside<code_items>>()}};
     return all[form][bf16];
 }
 
 static constexpr int far_bytes(int n_rep)
 {
     return FAR_FIXED + CHAIN_HEADS * n_rep * FAR_ROW * 4;
+}
+static constexpr int code_bytes_at(int n_rep)
+{
+    return CODE_FIXED + CHAIN_HEADS * n_rep * CODE_ROW * 4;
 }
 template <int D> static constexpr int wide_bytes()
 {
@@ -248,6 +266,7 @@ static constexpr int late_bytes(int n_rep)
 }
 static_assert(CHAIN_ATTEND_BYTES == chain_few::FIXED && CHAIN_KEYS_BYTES == 2 * chain_few::SLOT &&
                   CHAIN_LATE_BYTES(8) == late_bytes(8) && CHAIN_LATE_BYTES(9) == late_bytes(9) &&
+                  CHAIN_CODES_BYTES(1) == code_bytes_at(1) && CHAIN_CODES_BYTES(8) == code_bytes_at(8) &&
                   CHAIN_FAR_BYTES(1) == far_bytes(1) && CHAIN_FAR_BYTES(8) == far_bytes(8) &&
                   CHAIN_DELTA_BYTES == sizeof(struct chain_delta_room) &&
                   CHAIN_GATED_BYTES == sizeof(float[CHAIN_WARPS][DELTA_GATED][2 * DELTA]) &&

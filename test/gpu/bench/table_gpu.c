@@ -66,7 +66,7 @@ static struct model *load(const char *name)
         return NULL;
     }
     double s = seconds_now() - from;
-    printf("(%s: loaded in %.2f s, %.1f GB/s)\n", name, s, (double)m->file->map.size / s * 1e-9);
+    printf("(%s: loaded in %.2f s, %.1f GB/s)\n", name, s, (double)m->file->bytes / s * 1e-9);
     return m;
 }
 

@@ -18,9 +18,10 @@ bool small;
 
 static void check_embed(void)
 {
-    static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0,   KN_Q4_0,
-                                     KN_Q4_1, KN_Q5_0, KN_Q5_1, KN_Q4_K,   KN_Q5_K,
-                                     KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
+    static const uint32_t types[] = {KN_F32,   KN_F16,     KN_BF16,   KN_Q8_0,  KN_Q4_0,    KN_Q4_1,
+                                     KN_Q5_0,  KN_Q5_1,    KN_Q4_K,   KN_Q5_K,  KN_Q6_K,    KN_Q2_K,
+                                     KN_Q3_K,  KN_IQ4_NL,  KN_IQ4_XS, KN_MXFP4, KN_IQ2_XXS, KN_IQ2_XS,
+                                     KN_IQ2_S, KN_IQ3_XXS, KN_IQ3_S,  KN_IQ1_S, KN_IQ1_M};
     for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
         enum { N_OUT = 37, N = 9 };
         const int64_t n_in = 768;
@@ -588,7 +589,7 @@ int main(int argc, char **argv)
 {
     char msg[256];
     bool generic = false, benching = false, ops = false, pair = false, cycles = false, plans = false,
-         attend = false, only_kv = false;
+         attend = false, only_kv = false, only_sparse = false;
     for (; argc > 1 && argv[1][0] == '-'; argc--, argv++) {
         generic |= !strcmp(argv[1], "--generic");
         benching |= !strcmp(argv[1], "--bench");
@@ -598,9 +599,10 @@ int main(int argc, char **argv)
         plans |= !strcmp(argv[1], "--plans");
         attend |= !strcmp(argv[1], "--attend");
         only_kv |= !strcmp(argv[1], "--kv");
+        only_sparse |= !strcmp(argv[1], "--sparse");
         pair |= cycles || plans || !strcmp(argv[1], "--pair");
     }
-    ops |= small || attend || only_kv;
+    ops |= small || attend || only_kv || only_sparse;
     small |= attend;
     struct kn_open c = {.device = "cpu"}, g = {.device = "cuda", .generic = generic};
     if (!benching && argc != (ops ? 1 : 3)) {
@@ -620,6 +622,8 @@ int main(int argc, char **argv)
     } else {
         if (only_kv) {
             check_kv();
+        } else if (only_sparse) {
+            check_sparse();
         } else if (attend) {
             check_attend();
             check_attention();
@@ -634,6 +638,7 @@ int main(int argc, char **argv)
             check_attention_extremes();
             check_attend();
             check_kv();
+            check_sparse();
             if (!small) check_attention_forms();
             check_pick();
             check_conv();

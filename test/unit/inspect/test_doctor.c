@@ -530,14 +530,14 @@ static void test_foreign(void **state)
     df_make(&d);
     for (int i = 0; i < d.n; i++)
         if (!strcmp(d.t[i].name, "blk.1.ffn_up.weight"))
-            d.t[i].type = KN_MXFP4, d.t[i].bytes = DF_EMBD * DF_FF / 32 * 17;
+            d.t[i].type = KN_Q8_1, d.t[i].bytes = DF_EMBD * DF_FF / 32 * 36;
     foreign(&d, "upstream", &plain, "types", CHECK_BAD,
             "the drafter's blk.1.ffn_up.weight cannot be multiplied here");
-    assert_string_equal(worst("types")->found, "MXFP4 (1 tensor)");
+    assert_string_equal(worst("types")->found, "Q8_1 (1 tensor)");
     for (int i = 0; i < d.n; i++)
         if (!strcmp(d.t[i].name, "fc.weight"))
-            d.t[i].type = KN_MXFP4, d.t[i].bytes = DF_TAPS * DF_EMBD * DF_EMBD / 32 * 17;
-    foreign(&d, "upstream", &plain, "weights", CHECK_WARN, "fc.weight: MXFP4, not decoded here");
+            d.t[i].type = KN_Q8_1, d.t[i].bytes = DF_TAPS * DF_EMBD * DF_EMBD / 32 * 36;
+    foreign(&d, "upstream", &plain, "weights", CHECK_WARN, "fc.weight: Q8_1, not decoded here");
     df_free(&d);
 }
 

@@ -12,9 +12,12 @@
 #include <zlib.h>
 
 #include "../../../kernels/blocks/encode.h"
+#include "../../../kernels/blocks/grids.h"
 
-static const uint32_t encoders[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q4_1,   KN_Q5_0,  KN_Q5_1,
-                                    KN_Q4_K, KN_Q5_K, KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
+static const uint32_t encoders[] = {KN_F32,   KN_F16,     KN_BF16,   KN_Q8_0,  KN_Q4_0,    KN_Q4_1,
+                                    KN_Q5_0,  KN_Q5_1,    KN_Q4_K,   KN_Q5_K,  KN_Q6_K,    KN_Q2_K,
+                                    KN_Q3_K,  KN_IQ4_NL,  KN_IQ4_XS, KN_MXFP4, KN_IQ2_XXS, KN_IQ2_XS,
+                                    KN_IQ2_S, KN_IQ3_XXS, KN_IQ3_S};
 #define ENCODERS (sizeof encoders / sizeof *encoders)
 #define N 4096 /* elements of a test row: 16 super-blocks */
 
@@ -163,6 +166,14 @@ static void test_decode(void **state)
     check_fixture(KN_Q3_K, "q3_k");
     check_fixture(KN_IQ4_NL, "iq4_nl");
     check_fixture(KN_IQ4_XS, "iq4_xs");
+    check_fixture(KN_IQ2_XXS, "iq2_xxs");
+    check_fixture(KN_IQ2_XS, "iq2_xs");
+    check_fixture(KN_IQ2_S, "iq2_s");
+    check_fixture(KN_IQ3_XXS, "iq3_xxs");
+    check_fixture(KN_IQ3_S, "iq3_s");
+    check_fixture(KN_IQ1_S, "iq1_s");
+    check_fixture(KN_IQ1_M, "iq1_m");
+    check_fixture(KN_MXFP4, "mxfp4");
     static uint16_t h[65536];
     static float f[65536], g[65536];
     for (int i = 0; i < 65536; i++) h[i] = (uint16_t)i;
@@ -180,6 +191,46 @@ static void test_decode(void **state)
     assert_true(y[0] == 1.5f && y[1] == -INFINITY && y[2] == 1.0f);
 }
 
+/* Every point of every grid, d = 1, scales and signs 0: the crc of the values that the gguf package gives for
+ * the same bytes (make_grids.py prints them). */
+static void test_grids(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t type, crc;
+    } want[] = {{KN_IQ2_XXS, 0x02171b5d}, {KN_IQ2_XS, 0xa369a625},  {KN_IQ2_S, 0xd5135bcf},
+                {KN_IQ1_S, 0xaa0ac74b},   {KN_IQ3_XXS, 0x6b66e48d}, {KN_IQ3_S, 0x4f7d8df3}};
+    static float y[2048 * 8];
+    static uint8_t raw[64 * 110];
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        const struct grid_kind *kind = grid_kind_of(want[i].type);
+        const size_t bytes = kn_type_info(want[i].type)->bytes;
+        const int a_block = 256 / kind->values, blocks = kind->points / a_block;
+        memset(raw, 0, sizeof raw);
+        for (int p = 0; p < kind->points; p++) {
+            uint8_t *b = raw + bytes * (size_t)(p / a_block);
+            const int e = p % a_block, high = p >> 8;
+            put_u16(b, 0x3c00); /* 1 */
+            switch (want[i].type) {
+            case KN_IQ2_XXS: b[2 + 8 * (e / 4) + e % 4] = (uint8_t)p; break;
+            case KN_IQ2_XS: put_u16(b + 2 + 2 * e, (uint16_t)p); break;
+            case KN_IQ2_S: b[66 + e / 4] |= (uint8_t)(high << 2 * (e % 4)); break;
+            case KN_IQ3_S: b[66 + e / 8] |= (uint8_t)(high << e % 8); break;
+            case KN_IQ1_S:
+                put_u16(b + 34 + 2 * (e / 4),
+                        (uint16_t)(get_u16(b + 34 + 2 * (e / 4)) | high << 3 * (e % 4)));
+                break;
+            default: break;
+            }
+            if (want[i].type != KN_IQ2_XXS && want[i].type != KN_IQ2_XS) b[2 + e] = (uint8_t)p;
+        }
+        assert_int_equal(kn_decode_row(want[i].type, raw, y, 256 * blocks), 0);
+        const uint32_t crc = (uint32_t)crc32(0, (const uint8_t *)y, 1024 * (unsigned)blocks);
+        if (crc != want[i].crc)
+            fail_msg("%s: crc %08x, expected %08x", kn_type_info(want[i].type)->name, crc, want[i].crc);
+    }
+}
+
 static void test_arguments(void **state)
 {
     (void)state;
@@ -187,11 +238,11 @@ static void test_arguments(void **state)
     uint8_t b[1024] = {0};
     assert_int_equal(kn_decode_row(KN_Q4_K, b, x, 255), KN_EINVAL);
     assert_int_equal(kn_decode_row(KN_Q4_K, NULL, x, 256), KN_EINVAL);
-    assert_int_equal(kn_decode_row(KN_IQ3_S, b, x, 256), KN_ETYPE);
+    assert_int_equal(kn_decode_row(KN_TQ1_0, b, x, 256), KN_ETYPE);
     assert_int_equal(kn_decode_row(99, b, x, 256), KN_ETYPE);
     assert_int_equal(kn_encode_row(KN_Q4_K, x, b, 128, NULL), KN_EINVAL);
     assert_int_equal(kn_encode_row(KN_Q8_0, x, b, -32, NULL), KN_EINVAL);
-    assert_int_equal(kn_encode_row(KN_IQ3_S, x, b, 256, NULL), KN_ETYPE);
+    assert_int_equal(kn_encode_row(KN_IQ1_S, x, b, 256, NULL), KN_ETYPE);
     assert_int_equal(kn_encode_row(KN_F64, x, b, 256, NULL), KN_ETYPE);
     assert_int_equal(kn_encode_row(KN_Q4_K, NULL, NULL, 0, NULL), 0);
     for (int i = 0; i < 256; i++) w[i] = 1;
@@ -290,6 +341,20 @@ static void test_error(void **state)
                       ours, theirs, ours / theirs);
         assert_true(ours < want[i].below_plain * theirs);
     }
+    /* Beside their neighbours: IQ3_S has the bits of Q3_K, IQ2_S fewer than Q2_K. */
+    static const struct {
+        uint32_t type, than;
+        double by;
+    } less[] = {{KN_IQ3_S, KN_Q3_K, 0.93},  {KN_IQ3_XXS, KN_Q2_K, 0.70}, {KN_IQ2_S, KN_Q2_K, 0.92},
+                {KN_IQ2_XS, KN_Q2_K, 1.12}, {KN_IQ2_XXS, KN_Q2_K, 1.28}, {KN_MXFP4, KN_Q3_K, 0.80}};
+    for (size_t i = 0; i < sizeof less / sizeof *less; i++) {
+        round_trip(less[i].type, x, y, N * 4);
+        round_trip(less[i].than, x, p, N * 4);
+        const double ours = rms_error(x, y, N * 4), theirs = rms_error(x, p, N * 4);
+        print_message("%s: relative RMS %.5f, %s %.5f (%.3f)\n", kn_type_info(less[i].type)->name, ours,
+                      kn_type_info(less[i].than)->name, theirs, ours / theirs);
+        assert_true(ours < less[i].by * theirs);
+    }
     /* Q8_0: half a step, and the f16 scale may be off by 2^-11 of itself times 127 codes; it clips nothing
      * more. */
     round_trip(KN_Q8_0, x, y, N * 4);
@@ -356,8 +421,10 @@ static void test_edges(void **state)
     static const struct {
         uint32_t type;
         int top; /* steps from zero to the peak, at worst: with a min, the range can be twice the peak */
-    } want[] = {{KN_Q8_0, 127}, {KN_Q4_0, 7},  {KN_Q5_0, 15}, {KN_Q4_1, 7}, {KN_Q5_1, 15},  {KN_Q4_K, 7},
-                {KN_Q5_K, 15},  {KN_Q6_K, 31}, {KN_Q3_K, 3},  {KN_Q2_K, 1}, {KN_IQ4_NL, 7}, {KN_IQ4_XS, 7}};
+    } want[] = {{KN_Q8_0, 127}, {KN_Q4_0, 7},    {KN_Q5_0, 15}, {KN_Q4_1, 7},    {KN_Q5_1, 15},
+                {KN_Q4_K, 7},   {KN_Q5_K, 15},   {KN_Q6_K, 31}, {KN_Q3_K, 3},    {KN_Q2_K, 1},
+                {KN_IQ4_NL, 7}, {KN_IQ4_XS, 7},  {KN_MXFP4, 3}, {KN_IQ2_XXS, 1}, {KN_IQ2_XS, 1},
+                {KN_IQ2_S, 1},  {KN_IQ3_XXS, 2}, {KN_IQ3_S, 3}};
     float x[256], y[256];
     for (int which = 0; which < EDGES; which++)
         for (size_t k = 0; k < sizeof want / sizeof *want; k++) {
@@ -373,7 +440,7 @@ static void test_edges(void **state)
             for (int i = 0; i < 256; i++) {
                 assert_true(isfinite(y[i]));
                 if (which == ZEROS) assert_true(y[i] == 0);
-                if (which == CONSTANT && fabsf(x[i] - y[i]) > 0.3f * 0x1p-10f)
+                if (which == CONSTANT && type != KN_MXFP4 && fabsf(x[i] - y[i]) > 0.3f * 0x1p-10f)
                     fail_msg("%s: constant -0.3 became %g", kn_type_info(type)->name, (double)y[i]);
                 if (fabs((double)x[i] - (double)y[i]) > bound)
                     fail_msg("%s: edge %d, element %d: %g became %g", kn_type_info(type)->name, which, i,
@@ -417,7 +484,12 @@ static void test_refused(void **state)
                 {KN_IQ4_NL, 65504.f * 113},
                 {KN_IQ4_XS, 65504.f * 31 * 113},
                 {KN_Q3_K, 65504.f * 31 * 3},
-                {KN_Q2_K, 65504.f * 15}};
+                {KN_Q2_K, 65504.f * 15},
+                {KN_IQ2_XXS, 65504.f * 31 * 43 / 8},
+                {KN_IQ2_XS, 65504.f * 31 * 43 / 8},
+                {KN_IQ2_S, 65504.f * 31 * 43 / 8},
+                {KN_IQ3_XXS, 65504.f * 31 * 62 / 4},
+                {KN_IQ3_S, 65504.f * 31 * 15}};
     float y[256];
     for (size_t k = 0; k < sizeof most / sizeof *most; k++)
         for (int sign = -1; sign <= 1; sign += 2) {
@@ -437,8 +509,9 @@ static void test_importance(void **state)
     seed = 11;
     bell(x, N, 1);
     for (int i = 0; i < N; i++) w[i] = i % 4 ? 0.02f : 1.0f;
-    static const uint32_t types[] = {KN_Q4_0, KN_Q5_0, KN_Q4_1, KN_Q5_1,   KN_Q4_K,  KN_Q5_K,
-                                     KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
+    static const uint32_t types[] = {KN_Q4_0,    KN_Q5_0,   KN_Q4_1,  KN_Q5_1,    KN_Q4_K,   KN_Q5_K,
+                                     KN_Q6_K,    KN_Q2_K,   KN_Q3_K,  KN_IQ4_NL,  KN_IQ4_XS, KN_MXFP4,
+                                     KN_IQ2_XXS, KN_IQ2_XS, KN_IQ2_S, KN_IQ3_XXS, KN_IQ3_S};
     for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
         uint8_t b[N * 2];
         double with = 0, without = 0;
@@ -518,10 +591,10 @@ static void test_golden(void **state)
     (void)state;
     static float x[N];
     static uint8_t b[N * 4];
-    static const uint32_t
-        want[ENCODERS] = {0x378e50de, 0x67e59808, 0x51d32afc, 0x83f82f8c, 0xff29d30c, 0x4715e398,
-                          0x56638510, 0x55d61e87, 0xf49bce3a, 0xc646cc1b, 0xbe75c749, 0xb6410eae,
-                          0x9bebcf97, 0xc95898ae, 0x1e885da6}; /* in the order of encoders[] */
+    static const uint32_t want[ENCODERS] = {
+        0x378e50de, 0x67e59808, 0x51d32afc, 0x83f82f8c, 0xff29d30c, 0x4715e398, 0x56638510, 0x55d61e87,
+        0xf49bce3a, 0xc646cc1b, 0xbe75c749, 0xb6410eae, 0x9bebcf97, 0xc95898ae, 0x1e885da6, 0x469d603f,
+        0xe5b0d872, 0x31b72fe2, 0x7fba2dc0, 0x4bdecca2, 0xfefe0581}; /* in the order of encoders[] */
     fill_mixed(x);
     int bad = 0;
     for (size_t k = 0; k < ENCODERS; k++) {
@@ -539,17 +612,12 @@ static void test_golden(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_types),
-        cmocka_unit_test(test_halves),
-        cmocka_unit_test(test_decode),
-        cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_error),
-        cmocka_unit_test(test_edges),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_importance),
-        cmocka_unit_test(test_instruction_sets),
-        cmocka_unit_test(test_position),
-        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_types),      cmocka_unit_test(test_halves),
+        cmocka_unit_test(test_decode),     cmocka_unit_test(test_grids),
+        cmocka_unit_test(test_arguments),  cmocka_unit_test(test_error),
+        cmocka_unit_test(test_edges),      cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_importance), cmocka_unit_test(test_instruction_sets),
+        cmocka_unit_test(test_position),   cmocka_unit_test(test_golden),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

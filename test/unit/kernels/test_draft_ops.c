@@ -2,8 +2,6 @@
  * same bits from every instruction set and thread count, and what they refuse. */
 #include "ops_util.h"
 
-#define EPS32 0x1p-24 /* half an ulp of 1 */
-
 /* ---- convolution ---- */
 
 struct conv_case {

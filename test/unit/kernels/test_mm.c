@@ -13,12 +13,15 @@
 #include "../../../kernels/cpu/mm.h"
 #include "../../../kernels/cpu/rows.h"
 
+#include "../../block_scales.h"
 #include "mm_vnni_emulated.h"
 
 #define N_MAX 65
 
-static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q5_0,   KN_Q4_1,  KN_Q5_1,
-                                 KN_Q4_K, KN_Q5_K, KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
+static const uint32_t types[] = {KN_F32,   KN_F16,     KN_BF16,   KN_Q8_0,  KN_Q4_0,    KN_Q5_0,
+                                 KN_Q4_1,  KN_Q5_1,    KN_Q4_K,   KN_Q5_K,  KN_Q6_K,    KN_Q2_K,
+                                 KN_Q3_K,  KN_IQ4_NL,  KN_IQ4_XS, KN_MXFP4, KN_IQ2_XXS, KN_IQ2_XS,
+                                 KN_IQ2_S, KN_IQ3_XXS, KN_IQ3_S,  KN_IQ1_S, KN_IQ1_M};
 #define N_TYPES (int)(sizeof types / sizeof *types)
 
 static struct cpu_isa isas[5] = {{"scalar", &cpu_rows_scalar, &cpu_mm_scalar}};
@@ -99,12 +102,8 @@ static uint8_t *random_weights(uint32_t type, int64_t n_in, int64_t n_out)
         }
     else
         for (size_t i = 0; i < bytes; i += block) {
-            const uint16_t d = kn_f32_to_f16(rnd_float() * 0.02f), m = kn_f32_to_f16(rnd_float() * 0.02f);
-            const size_t at = type == KN_Q6_K ? 208 : type == KN_Q3_K ? 108 : type == KN_Q2_K ? 80 : 0;
-            memcpy(w + i + at, &d, 2);
-            if (type == KN_Q2_K) memcpy(w + i + 82, &m, 2);
-            if (type == KN_Q4_1 || type == KN_Q5_1 || type == KN_Q4_K || type == KN_Q5_K)
-                memcpy(w + i + 2, &m, 2);
+            const float d = rnd_float() * 0.02f, m = rnd_float() * 0.02f;
+            block_set_scales(type, w + i, d, m);
         }
     return w;
 }
@@ -560,8 +559,8 @@ static void test_refusals(void **state)
     assert_non_null(strstr(be.head.message, "12345"));
     assert_int_equal(cpu_weight_load(kb, &w, KN_Q4_K, 250, 1, data, KN_USE_LINEAR), KN_ETYPE);
     assert_non_null(strstr(be.head.message, "250"));
-    assert_int_equal(cpu_weight_load(kb, &w, KN_IQ3_S, 256, 1, data, KN_USE_LINEAR), KN_ETYPE);
-    assert_non_null(strstr(be.head.message, "IQ3_S"));
+    assert_int_equal(cpu_weight_load(kb, &w, KN_TQ1_0, 256, 1, data, KN_USE_LINEAR), KN_ETYPE);
+    assert_non_null(strstr(be.head.message, "TQ1_0"));
     assert_int_equal(cpu_weight_load(kb, &w, KN_Q4_K, 256, 0, data, KN_USE_LINEAR), KN_EINVAL);
     assert_int_equal(cpu_weight_load(kb, &w, KN_Q4_K, 256, 1, NULL, KN_USE_LINEAR), KN_EINVAL);
     assert_int_equal(cpu_weight_load(kb, &w, KN_Q4_K, 256, 1, data, 0), KN_EINVAL);

@@ -1,6 +1,7 @@
 /* test_families_ops.c - the CPU's operations of norms after a branch, gates and experts: each against plain
  * code in double written here, and the same bits from every instruction set, thread count and grouping of
  * rows. */
+#include "../../block_scales.h"
 #include "../kernels/ops_util.h"
 
 #define EPS32 0x1p-24 /* half an ulp of 1: the rounding of one float operation */
@@ -252,8 +253,10 @@ static void test_route_ends(void **state)
 
 /* ---- experts ---- */
 
-static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q5_0,   KN_Q4_1,  KN_Q5_1,
-                                 KN_Q4_K, KN_Q5_K, KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
+static const uint32_t types[] = {KN_F32,   KN_F16,     KN_BF16,   KN_Q8_0,  KN_Q4_0,    KN_Q5_0,
+                                 KN_Q4_1,  KN_Q5_1,    KN_Q4_K,   KN_Q5_K,  KN_Q6_K,    KN_Q2_K,
+                                 KN_Q3_K,  KN_IQ4_NL,  KN_IQ4_XS, KN_MXFP4, KN_IQ2_XXS, KN_IQ2_XS,
+                                 KN_IQ2_S, KN_IQ3_XXS, KN_IQ3_S,  KN_IQ1_S, KN_IQ1_M};
 #define N_TYPES (sizeof types / sizeof *types)
 
 /* Random blocks, every code possible; the f16 scales finite and small. */
@@ -269,12 +272,8 @@ static uint8_t *random_weights(uint32_t type, size_t n_in, size_t n_rows, uint64
         memcpy(w + 2 * i, &h, 2);
     }
     for (size_t i = 0; i < bytes && kn_type_info(type)->block > 1; i += block) {
-        const uint16_t d = kn_f32_to_f16(0.01f * rnd_normal(seed)),
-                       m = kn_f32_to_f16(0.01f * rnd_normal(seed));
-        memcpy(w + i + (type == KN_Q6_K ? 208 : type == KN_Q3_K ? 108 : type == KN_Q2_K ? 80 : 0), &d, 2);
-        if (type == KN_Q2_K) memcpy(w + i + 82, &m, 2);
-        if (type == KN_Q4_1 || type == KN_Q5_1 || type == KN_Q4_K || type == KN_Q5_K)
-            memcpy(w + i + 2, &m, 2);
+        const float d = 0.01f * rnd_normal(seed), m = 0.01f * rnd_normal(seed);
+        block_set_scales(type, w + i, d, m);
     }
     return w;
 }
@@ -555,8 +554,8 @@ static void test_experts_refuse(void **state)
     experts_make(&c, &d, 5);
     experts_load(be, &c, &d, &w);
     assert_int_equal(op->experts_load(be, &x, 12345, 16, 16, 3, d.gate), KN_ETYPE);
-    assert_int_equal(op->experts_load(be, &x, KN_IQ3_S, 256, 16, 3, d.gate), KN_ETYPE);
-    assert_non_null(strstr(kn_message(be), "IQ3_S"));
+    assert_int_equal(op->experts_load(be, &x, KN_TQ1_0, 256, 16, 3, d.gate), KN_ETYPE);
+    assert_non_null(strstr(kn_message(be), "TQ1_0"));
     assert_int_equal(op->experts_load(be, &x, KN_Q8_0, 16, 16, 3, d.gate), KN_ETYPE);
     assert_int_equal(op->experts_load(be, &x, KN_F32, 16, 16, 0, d.gate), KN_EINVAL);
     assert_int_equal(op->experts_load(be, &x, KN_F32, 16, 16, 3, NULL), KN_EINVAL);

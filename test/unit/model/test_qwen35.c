@@ -1,134 +1,13 @@
 /* test_qwen35.c - Qwen3.5: where the rows and values of its tensors go, both spellings of its checkpoints,
  * what is left out, and what its configs and files must say. */
-#include "family_fixture.h"
+#include "qwen35_files.h"
 
 #include "../../../common/inspect/check.h"
 #include "../../../common/inspect/diff.h"
 #include "../../../common/model/model.h"
 #include "../../foreign_files.h"
 
-enum {
-    BLOCKS = 3, /* linear, full, linear */
-    N_K = 2,
-    N_V = 6,
-    D_K = 8,
-    D_V = 4,
-    WIDTH = 2 * N_K * D_K + N_V * D_V,
-    VALUE = N_V * D_V,
-    TAPS_OF_CONV = 4,
-    EXPERTS = 3,
-    FFX = 24,
-    FFS = 20,
-};
-
-/* ---- checkpoints ---- */
-
-#define DELTA_PARTS                                                                                          \
-    {"num_hidden_layers", "3"},                                                                              \
-        {"layer_types", "[\"linear_attention\", \"full_attention\", \"linear_attention\"]"},                 \
-        {"linear_conv_kernel_dim", "4"}, {"linear_key_head_dim", "8"}, {"linear_num_key_heads", "2"},        \
-        {"linear_num_value_heads", "6"}, {"linear_value_head_dim", "4"}, {"rope_theta", NULL},               \
-        {"rope_scaling", NULL}, {"use_sliding_window", NULL}, {"max_window_layers", NULL},                   \
-    {                                                                                                        \
-        "rope_parameters",                                                                                   \
-            "{\"rope_type\": \"default\", \"rope_theta\": 10000000, \"partial_rotary_factor\": 0.25, "       \
-            "\"mrope_section\": [1, 1, 0], \"mrope_interleaved\": true}"                                     \
-    }
-
-static const struct pair parts[] = {
-    {"architectures", "[\"Qwen3_5ForCausalLM\"]"},
-    {"model_type", "\"qwen3_5_text\""},
-    DELTA_PARTS,
-    {NULL, NULL},
-};
-
-static const struct pair moe_parts[] = {
-    {"architectures", "[\"Qwen3_5MoeForCausalLM\"]"},
-    {"model_type", "\"qwen3_5_moe_text\""},
-    {"num_experts", "3"},
-    {"num_experts_per_tok", "2"},
-    {"moe_intermediate_size", "24"},
-    {"shared_expert_intermediate_size", "20"},
-    DELTA_PARTS,
-    {NULL, NULL},
-};
-
-static void add_mixer(struct spec *s, const char *prefix, int i, bool full)
-{
-    if (full) {
-        add(s, 2 * HEADS * HEAD, EMBD, "%slayers.%d.self_attn.q_proj.weight", prefix, i);
-        add(s, KV * HEAD, EMBD, "%slayers.%d.self_attn.k_proj.weight", prefix, i);
-        add(s, KV * HEAD, EMBD, "%slayers.%d.self_attn.v_proj.weight", prefix, i);
-        add(s, EMBD, HEADS * HEAD, "%slayers.%d.self_attn.o_proj.weight", prefix, i);
-        add(s, HEAD, 0, "%slayers.%d.self_attn.q_norm.weight", prefix, i);
-        add(s, HEAD, 0, "%slayers.%d.self_attn.k_norm.weight", prefix, i);
-        return;
-    }
-    add(s, WIDTH, EMBD, "%slayers.%d.linear_attn.in_proj_qkv.weight", prefix, i);
-    add(s, VALUE, EMBD, "%slayers.%d.linear_attn.in_proj_z.weight", prefix, i);
-    add(s, N_V, EMBD, "%slayers.%d.linear_attn.in_proj_a.weight", prefix, i);
-    add(s, N_V, EMBD, "%slayers.%d.linear_attn.in_proj_b.weight", prefix, i);
-    add(s, N_V, 0, "%slayers.%d.linear_attn.A_log", prefix, i);
-    add(s, N_V, 0, "%slayers.%d.linear_attn.dt_bias", prefix, i);
-    add(s, WIDTH, 1, "%slayers.%d.linear_attn.conv1d.weight", prefix, i);
-    add_dim(s, TAPS_OF_CONV);
-    add(s, D_V, 0, "%slayers.%d.linear_attn.norm.weight", prefix, i);
-    add(s, EMBD, VALUE, "%slayers.%d.linear_attn.out_proj.weight", prefix, i);
-}
-
-/* The block that predicts further tokens. */
-static void add_ff(struct spec *s, const char *prefix, int i, bool moe);
-static void add_mtp(struct spec *s, bool moe)
-{
-    add(s, EMBD, 2 * EMBD, "mtp.fc.weight");
-    add(s, EMBD, 0, "mtp.pre_fc_norm_embedding.weight");
-    add(s, EMBD, 0, "mtp.pre_fc_norm_hidden.weight");
-    add(s, EMBD, 0, "mtp.norm.weight");
-    add(s, EMBD, 0, "mtp.layers.0.input_layernorm.weight");
-    add_mixer(s, "mtp.", 0, true);
-    add(s, EMBD, 0, "mtp.layers.0.post_attention_layernorm.weight");
-    add_ff(s, "mtp.", 0, moe);
-}
-
-static void add_ff(struct spec *s, const char *prefix, int i, bool moe)
-{
-    if (!moe) {
-        add(s, FF, EMBD, "%slayers.%d.mlp.gate_proj.weight", prefix, i);
-        add(s, FF, EMBD, "%slayers.%d.mlp.up_proj.weight", prefix, i);
-        add(s, EMBD, FF, "%slayers.%d.mlp.down_proj.weight", prefix, i);
-        return;
-    }
-    add(s, EXPERTS, EMBD, "%slayers.%d.mlp.gate.weight", prefix, i);
-    add(s, EXPERTS, 2 * FFX, "%slayers.%d.mlp.experts.gate_up_proj", prefix, i);
-    add_dim(s, EMBD);
-    add(s, EXPERTS, EMBD, "%slayers.%d.mlp.experts.down_proj", prefix, i);
-    add_dim(s, FFX);
-    add(s, 1, EMBD, "%slayers.%d.mlp.shared_expert_gate.weight", prefix, i);
-    add(s, FFS, EMBD, "%slayers.%d.mlp.shared_expert.gate_proj.weight", prefix, i);
-    add(s, FFS, EMBD, "%slayers.%d.mlp.shared_expert.up_proj.weight", prefix, i);
-    add(s, EMBD, FFS, "%slayers.%d.mlp.shared_expert.down_proj.weight", prefix, i);
-}
-
-static struct spec delta_spec(const char *prefix, bool moe)
-{
-    struct spec s = {.n = 0};
-    add(&s, VOCAB, EMBD, "%sembed_tokens.weight", prefix);
-    for (int i = 0; i < BLOCKS; i++) {
-        add(&s, EMBD, 0, "%slayers.%d.input_layernorm.weight", prefix, i);
-        add_mixer(&s, prefix, i, i == 1);
-        add(&s, EMBD, 0, "%slayers.%d.post_attention_layernorm.weight", prefix, i);
-        add_ff(&s, prefix, i, moe);
-    }
-    add(&s, EMBD, 0, "%snorm.weight", prefix);
-    return s;
-}
-
 /* ---- conversion ---- */
-
-static float source(const char *name, uint64_t i)
-{
-    return kn_bf16_to_f32(value_bits(name, i));
-}
 
 /* Value head g * 3 + j of the checkpoint is j * 2 + g of the file: by hand. */
 static const int head_from[N_V] = {0, 3, 1, 4, 2, 5};
@@ -591,206 +470,6 @@ static void test_moe_desc(void **state)
     run_descs(c, sizeof c / sizeof c[0]);
 }
 
-/* A file whose last block predicts further tokens: it is no part of the pass. */
-static void test_nextn(void **state)
-{
-    (void)state;
-    struct spec s = delta_spec("model.", false);
-    struct err e = {0};
-    struct gguf *g;
-    struct desc *d;
-    write_weights("t", &s);
-    family_config("t", parts, NULL);
-    struct convert o = options("t");
-    convert_ok(&o);
-    rewrite("edited.gguf", NULL, "qwen35.nextn_predict_layers", 1);
-    assert_int_equal(gguf_open(&g, "edited.gguf", &e), 0);
-    if (desc_read(&d, g, NULL, &e)) fail_msg("%s", e.msg);
-    assert_int_equal(d->n_layer, 2);
-    assert_true(d->layer[0].recurrent && !d->layer[1].recurrent);
-    assert_int_equal(d->n_nextn, 1);
-    desc_free(d);
-    gguf_close(g);
-}
-
-/* ---- the block that predicts further tokens ---- */
-
-static void check_plus_one(const struct gguf *g, const char *name, const char *hf)
-{
-    const struct gguf_tensor *t = need(g, name);
-    float x;
-    assert_int_equal(t->type, KN_F32);
-    for (int i = 0; i < t->ne[0]; i++) {
-        memcpy(&x, t->data + 4 * i, 4);
-        assert_true(x == 1 + source(hf, (uint64_t)i));
-    }
-}
-
-static struct desc *describe_out(bool drafter)
-{
-    const struct desc_override o = {.drafter = drafter, .draft_causal = -1};
-    struct err e = {0};
-    struct desc *d;
-    struct gguf *g = open_out();
-    if (desc_read(&d, g, &o, &e)) fail_msg("%s", e.msg);
-    gguf_close(g);
-    return d;
-}
-
-/* In the target's file it stands behind the other blocks; a file of its own has what it shares with them. */
-static void check_mtp(bool moe, enum convert_mtp mtp)
-{
-    const bool only = mtp == CONVERT_MTP_ONLY;
-    struct convert o = options("t");
-    o.mtp = mtp;
-    convert_ok(&o);
-    struct gguf *g = open_out();
-    assert_int_equal(u32(g, moe ? "qwen35moe.block_count" : "qwen35.block_count"), BLOCKS + 1);
-    assert_int_equal(u32(g, moe ? "qwen35moe.nextn_predict_layers" : "qwen35.nextn_predict_layers"), 1);
-    assert_true(only == !gguf_tensor(g, "blk.0.attn_norm.weight"));
-    need(g, "token_embd.weight");
-    need(g, "output_norm.weight");
-    const struct gguf_tensor *eh = need(g, "blk.3.nextn.eh_proj.weight");
-    assert_true(eh->ne[0] == 2 * EMBD && eh->ne[1] == EMBD);
-    check_plus_one(g, "blk.3.nextn.enorm.weight", "mtp.pre_fc_norm_embedding.weight");
-    check_plus_one(g, "blk.3.nextn.hnorm.weight", "mtp.pre_fc_norm_hidden.weight");
-    check_plus_one(g, "blk.3.nextn.shared_head_norm.weight", "mtp.norm.weight");
-    check_plus_one(g, "blk.3.attn_q_norm.weight", "mtp.layers.0.self_attn.q_norm.weight");
-    assert_true(moe == (gguf_tensor(g, "blk.3.ffn_gate_exps.weight") != NULL));
-    gguf_close(g);
-    struct desc *d = describe_out(true);
-    assert_true(desc_drafts(d) && d->n_layer == 1 && d->first_block == BLOCKS && d->apart == only);
-    assert_true(d->layer[0].n_head == HEADS && d->layer[0].n_head_kv == KV && d->layer[0].moe == moe);
-    assert_int_equal(d->n_vocab, VOCAB);
-    assert_int_equal(d->block_size, 4);
-    desc_free(d);
-    d = describe_out(false); /* a file of its own is nothing else */
-    assert_true(desc_drafts(d) == only);
-    if (!only) assert_true(d->n_layer == BLOCKS && d->n_nextn == 1);
-    desc_free(d);
-}
-
-static void test_mtp(void **state)
-{
-    (void)state;
-    for (int moe = 0; moe < 2; moe++) {
-        struct spec s = delta_spec("model.", moe);
-        add_mtp(&s, moe);
-        write_weights("t", &s);
-        family_config("t", moe ? moe_parts : parts, NULL);
-        for (int i = 0; i < 3; i++) check_mtp(moe, (enum convert_mtp)i);
-        struct convert o = options("t");
-        o.mtp = CONVERT_MTP_NONE;
-        convert_ok(&o);
-        assert_non_null(strstr(said, "left out: "));
-        struct gguf *g = open_out();
-        assert_null(gguf_tensor(g, "blk.3.nextn.eh_proj.weight"));
-        gguf_close(g);
-    }
-}
-
-/* A checkpoint that holds nothing else has its target's sizes in its config. */
-static void test_mtp_alone(void **state)
-{
-    (void)state;
-    struct spec s = {.n = 0};
-    add_mtp(&s, false);
-    write_weights("t", &s);
-    family_config("t", parts, NULL);
-    struct convert o = options("t");
-    convert_bad(&o, ERR_FORMAT, "t: holds the block that predicts further tokens alone, and no target's");
-    o.mtp = CONVERT_MTP_ONLY;
-    convert_ok(&o);
-    struct desc *d = describe_out(false);
-    assert_true(d->arch == DESC_QWEN35_MTP && d->apart && d->first_block == BLOCKS && d->n_vocab == VOCAB);
-    desc_free(d);
-}
-
-static void test_mtp_refused(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *out, *add; /* a tensor that is taken out, one that is added */
-        struct pair config[2];
-        enum convert_mtp mtp;
-        const char *msg;
-    } c[] = {
-        {"mtp.pre_fc_norm_hidden", NULL, {{NULL}}, 0, "t: tensor mtp.pre_fc_norm_hidden.weight is missing"},
-        {"mtp.layers.0.self_attn.q_norm",
-         NULL,
-         {{NULL}},
-         0,
-         "t: tensor mtp.layers.0.self_attn.q_norm.weight is missing"},
-        {"mtp.",
-         NULL,
-         {{NULL}},
-         CONVERT_MTP_KEEP,
-         "t: no block that predicts further tokens (expected tensors named mtp.*)"},
-        {"no such",
-         "mtp.layers.1.input_layernorm.weight",
-         {{NULL}},
-         0,
-         "t: tensor mtp.layers.1.input_layernorm.weight is not part of a Qwen3_5ForCausalLM that is known"},
-        {"no such",
-         NULL,
-         {{"mtp_num_hidden_layers", "2"}},
-         0,
-         "t/config.json: mtp_num_hidden_layers is not supported (expected 1, got 2)"},
-    };
-    for (size_t i = 0; i < sizeof c / sizeof c[0]; i++) {
-        struct spec s = delta_spec("model.", false);
-        add_mtp(&s, false);
-        take_out(&s, c[i].out);
-        if (c[i].add) add(&s, EMBD, 0, "%s", c[i].add);
-        write_weights("t", &s);
-        family_config("t", parts, c[i].config);
-        struct convert o = options("t");
-        o.mtp = c[i].mtp;
-        convert_bad(&o, ERR_FORMAT, c[i].msg);
-    }
-    struct spec s = delta_spec("model.", false);
-    add(&s, EMBD, 3 * EMBD, "mtp.fc.weight");
-    add_mtp(&s, false);
-    for (int i = 0, first = 1; i < s.n; i++)
-        if (!strcmp(s.t[i].name, "mtp.fc.weight") && !first)
-            s.t[i] = s.t[--s.n];
-        else if (!strcmp(s.t[i].name, "mtp.fc.weight"))
-            first = 0;
-    write_weights("t", &s);
-    family_config("t", parts, NULL);
-    struct convert o = options("t");
-    convert_bad(&o, ERR_FORMAT, "t: mtp.fc.weight: columns are not an embedding and a hidden state ...");
-}
-
-/* A drafter's description: what is missing or does not fit, in the target's file and apart. */
-static void test_mtp_desc(void **state)
-{
-    (void)state;
-    static const struct desc_case c[] = {
-        {NULL, NULL, 0, NULL},
-        {"blk.3.nextn.shared_head_norm.weight", NULL, 0, NULL}, /* output_norm then */
-        {"token_embd.weight", NULL, 0, NULL},
-        {"blk.3.nextn.hnorm.weight", NULL, 0, "tensor 'blk.3.nextn.hnorm.weight': is missing"},
-        {"blk.3.nextn.eh_proj.weight", NULL, 0, "tensor 'blk.3.nextn.eh_proj.weight': is missing"},
-        {"blk.3.attn_v.weight", NULL, 0, "tensor 'blk.3.attn_v.weight': is missing"},
-        {"blk.3.ffn_down.weight", NULL, 0, "tensor 'blk.3.ffn_down.weight': is missing"},
-        {NULL, "qwen35.block_count", 3, "tensor 'blk.2.nextn.hnorm.weight': is missing"},
-        {NULL, "qwen35.nextn_predict_layers", 2, "several blocks, one behind the other, are not supported"},
-        {NULL, "qwen35.attention.head_count", 4, "disagrees with blk.3.attn_q.weight (expected 2, got 4)"},
-        {NULL, "qwen35.embedding_length", 4, "disagrees with blk.3.nextn.hnorm.weight"},
-        {NULL, "qwen35.vocab_size", 4, "disagrees with token_embd.weight"},
-        {NULL, "qwen35.rope.dimension_count", 5, "is odd"},
-    };
-    struct spec s = delta_spec("model.", false);
-    add_mtp(&s, false);
-    write_weights("t", &s);
-    family_config("t", parts, NULL);
-    struct convert o = options("t");
-    o.mtp = CONVERT_MTP_ONLY;
-    convert_ok(&o);
-    run_descs(c, sizeof c / sizeof c[0]);
-}
-
 /* Sizes that no backend has code for are refused when the model is loaded, by key. */
 static void test_limits(void **state)
 {
@@ -914,8 +593,8 @@ static void test_trailing(void **state)
         assert_int_equal(check_gguf("theirs.gguf", NULL, true, 1, no_finding, NULL, NULL, &e), 0);
         for (int side = 0; side < 3; side++) {
             const char *other = side == 2 ? "t" : side ? "ours.gguf" : "theirs.gguf";
-            assert_int_equal(diff_files(other, side ? "theirs.gguf" : "ours.gguf", 1, no_difference, NULL,
-                                        NULL, &total, &e),
+            assert_int_equal(diff_files(other, side ? "theirs.gguf" : "ours.gguf", 1,
+                                        &(struct diff_fns){.tensor = no_difference}, NULL, &total, &e),
                              0);
             assert_int_equal(total.compared, total.tensors);
         }
@@ -949,11 +628,6 @@ int main(void)
         cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_desc),
         cmocka_unit_test(test_moe_desc),
-        cmocka_unit_test(test_nextn),
-        cmocka_unit_test(test_mtp),
-        cmocka_unit_test(test_mtp_alone),
-        cmocka_unit_test(test_mtp_refused),
-        cmocka_unit_test(test_mtp_desc),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_trailing),
     };

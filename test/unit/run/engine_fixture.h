@@ -34,7 +34,7 @@ static inline struct model *load(const char *path, struct kn_backend *b)
 
 /* One way to generate; zero: the plain one. */
 struct way {
-    int prompt, chunk, block, width, draft_window, tree;
+    int prompt, chunk, block, width, draft_window, kv_host, pool, tree;
     uint32_t kv;                     /* of keys and values of all layers; 0: f16 */
     const struct kn_kv_types *types; /* [TINY_LAYERS] of the target, then [TINY_DRAFT_LAYERS]; NULL: as kv */
     bool drafter, draft_greedy, state, append;
@@ -61,6 +61,8 @@ static inline struct session *start(const struct way *y, struct model *t, struct
                                       .tree = d ? y->tree : 0,
                                       .draft_window = y->draft_window,
                                       .draft_greedy = y->draft_greedy,
+                                      .kv_host = y->kv_host,
+                                      .pool = y->pool,
                                       .kv = {y->kv ? y->kv : KN_F16, y->kv ? y->kv : KN_F16},
                                       .kv_layers = y->types,
                                       .draft_kv_layers = y->types ? y->types + TINY_LAYERS : NULL};

@@ -91,7 +91,12 @@ static void test_planned_memory(void **state)
         struct memory_planner *p;
         struct memory_plan plan;
         const struct desc_override over = {.draft_causal = -1};
-        must(memory_plan_open(&p, be, "target.gguf", drafted ? "drafter.gguf" : NULL, &over, NULL, &e), &e);
+        must(memory_plan_open(&p, be,
+                              &(struct memory_plan_of){.target = "target.gguf",
+                                                       .drafter = drafted ? "drafter.gguf" : NULL,
+                                                       .drafter_override = &over},
+                              &e),
+             &e);
         must(memory_plan_session(p, &o, true, &plan, &e), &e);
         assert_int_equal(plan.scratch, drafted ? bytes : 0);
         memory_plan_close(p);
