@@ -59,10 +59,12 @@ int session_tree_new(struct session *s, struct err *e)
         if (s->by[i].of->tree) s->by[i].n_top = edges && edges < s->n_top ? edges : s->n_top;
         scored |= edges > 0;
     }
+    if (s->o.synthetic) s->stated = take(s, SESSION_MAX_ROWS, sizeof *s->stated);
     if (scored)
         s->top_scores = take(s, slots * (uint64_t)s->n_top * (uint64_t)s->n_top, sizeof *s->top_scores);
     s->candidates = s->op->alloc_shared(s->be, SESSION_RESULTS * sizeof *s->candidates);
-    bool there = s->tree && s->top_ids && s->top_values && s->candidates && (!scored || s->top_scores);
+    bool there = s->tree && s->top_ids && s->top_values && s->candidates && (!scored || s->top_scores) &&
+                 (!s->o.synthetic || s->stated);
     for (int i = 0; i < d->n_layer && there; i++) {
         there = d->layer[i].recurrent || new_tail(s, &s->kv[i], &s->tail[i]) == 0;
         settle_layer(s, i);
@@ -72,7 +74,7 @@ int session_tree_new(struct session *s, struct err *e)
 
 void session_tree_free(struct session *s)
 {
-    void *device[] = {s->tree, s->top_ids, s->top_values, s->top_scores};
+    void *device[] = {s->tree, s->top_ids, s->top_values, s->top_scores, s->stated};
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
     s->op->free_shared(s->be, s->candidates);
     session_free_caches(s, s->target, s->tail);
@@ -114,7 +116,8 @@ struct session_rows session_tree_kept(struct session *s, int32_t n)
 
 int session_tree_settle(struct session *s, int32_t n, bool walk, struct err *e)
 {
-    const struct kn_follow w = {.tree = s->tree, .picks = s->d->picks, .n = n, .kept = &s->d->pending};
+    const struct kn_follow w = {
+        .tree = s->tree, .picks = s->stated ? s->stated : s->d->picks, .n = n, .kept = &s->d->pending};
     int rc = walk ? s->op->follow(s->be, &w) : 0;
     if (rc == 0) rc = s->op->settle(s->be, s->settle);
     for (int32_t i = 0; i < s->n_sources && rc == 0; i++) {
@@ -313,7 +316,8 @@ struct session_ranked *session_ranked(struct session *s, struct session_started 
     const struct kn_offer *o = &s->offers[at];
     if (b->ranked) return c;
     b->ranked = true;
-    c->n_top = x->n_top, c->edges = x->of->edges, c->edges_behind = x->of->edges_behind, c->s = s,
+    const struct session_synthetic *told = s->o.synthetic;
+    c->n_top = x->n_top, c->edges = x->of->edges && !told, c->edges_behind = x->of->edges_behind, c->s = s,
     c->pos = o->pos;
     const size_t places = (size_t)x->block - 1, k = (size_t)c->n_top;
     if (c->edges) memcpy(c->scores, of->scores, places * k * k * sizeof *c->scores);
@@ -326,6 +330,7 @@ struct session_ranked *session_ranked(struct session *s, struct session_started 
             likely(r.logp, r.n, o->logp[j]);
             proposal_first(&r, o->ids[1 + j], o->logp[j]);
         }
+        if (told && told->top) memcpy(r.logp, told->top + (int64_t)j * KN_TOP, (size_t)r.n * sizeof *r.logp);
     }
     return c;
 }
