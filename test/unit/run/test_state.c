@@ -99,7 +99,7 @@ static const struct {
     {"another depth", 0, 16, 4, TINY_LAYERS - 1, ERR_FORMAT, "sizes do not fit the target"},
     {"a deeper drafter", 0, 20, 4, TINY_DRAFT_LAYERS + 1, ERR_FORMAT, "drafter layers"},
     {"more taps", 0, 24, 4, 60000, ERR_FORMAT, "section META: taps out of range"},
-    {"flags", 0, 28, 4, 4, ERR_FORMAT, "section META: unknown flags (expected 0 to 3, got 4)"},
+    {"flags", 0, 28, 4, 8, ERR_FORMAT, "section META: unknown flags (expected 0 to 7, got 8)"},
     {"a second drafter", 0, 28, 4, 2, ERR_FORMAT,
      "section META has the wrong size (expected 484 or more for a second"},
     {"a hidden state", 0, 28, 4, 1, ERR_FORMAT, "with the last hidden state"},
