@@ -121,9 +121,10 @@ static void check_flags(void)
     if (o.lookup.only) models_no_mtp(&o.m, &cli, "--lookup only");
     if (o.plan.tree && o.lookup.only)
         cli_usage_error(&cli, "--tree and --lookup only: a look-up has one chain (expected --lookup on)");
-    if (o.plan.tree && (o.accept_rates || o.accept_trace))
-        cli_usage_error(&cli, "%s says what stays of a chain (expected no --tree)",
-                        o.accept_rates ? "--accept-rates" : "--accept-trace");
+    if (o.plan.tree && (o.accept_trace || (o.accept_rates && !strchr(o.accept_rates, '/'))))
+        cli_usage_error(&cli, "%s says what stays of a chain (expected no --tree%s)",
+                        o.accept_rates ? "--accept-rates" : "--accept-trace",
+                        o.accept_rates ? ", or rates by rank: P/Q/..,P/Q/.." : "");
     check_tags();
     models_check_flags(&o.m, &cli);
     sampling_flags_check(&o.sampling, &cli);

@@ -24,27 +24,41 @@ void synthetic_free(struct synthetic *s)
 {
     mem_free(s->equal);
     mem_free(s->logp);
+    mem_free(s->rank);
+    mem_free(s->top);
     *s = (struct synthetic){0};
 }
 
-static int read_rates(const char *list, int32_t slots, double *rate, struct err *e)
+struct rates {
+    double of[SESSION_MAX_ROWS][KN_TOP]; /* by slot and rank */
+    bool ranks;                          /* there is more than one of a slot */
+};
+
+static int read_rates(const char *list, int32_t slots, struct rates *y, struct err *e)
 {
-    int32_t n = 0;
+    int32_t n = 0, rank = 0;
+    double sum = 0;
+    memset(y, 0, sizeof *y);
     for (const char *p = list;; p++) {
         char *end;
         errno = 0;
         const double v = strtod(p, &end);
+        sum += v;
         if (end == p || strspn(p, "0123456789.eE+-") < (size_t)(end - p) || errno || !(v >= 0 && v <= 1) ||
-            (*end && *end != ',') || n == slots)
-            return err_set(e, ERR_USAGE,
-                           "--accept-rates: expected up to %d numbers from 0 to 1 with commas between, got "
-                           "'%s'",
-                           slots, list);
-        rate[n++] = v;
+            !(sum <= 1 + 1e-9) || (*end && *end != ',' && *end != '/') || n == slots || rank == KN_TOP)
+            return err_set(
+                e, ERR_USAGE,
+                "--accept-rates: expected up to %d numbers from 0 to 1 with commas between, or up to %d of "
+                "candidates with slashes, together at most 1, got '%s'",
+                slots, KN_TOP, list);
+        y->of[n][rank++] = v;
+        y->ranks |= rank > 1;
         p = end;
+        if (*p == '/') continue;
+        n++, rank = 0, sum = 0;
         if (!*p) break;
     }
-    for (; n < slots; n++) rate[n] = rate[n - 1];
+    for (; n < slots; n++) memcpy(y->of[n], y->of[n - 1], sizeof y->of[n]);
     return 0;
 }
 
@@ -57,14 +71,41 @@ static double uniform(uint64_t *x)
     return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
 }
 
+/* Which candidate stays: -1 none. */
+static int8_t draw_rank(const double *rate, uint64_t *seed)
+{
+    double u = uniform(seed);
+    for (int8_t r = 0; r < KN_TOP; r++)
+        if ((u -= rate[r]) < 0) return r;
+    return -1;
+}
+
+static int take_ranks(struct synthetic *s, const struct rates *y, struct err *e)
+{
+    s->rank = mem_calloc((size_t)s->n * (size_t)s->slots, sizeof *s->rank);
+    s->top = mem_calloc((size_t)s->slots * KN_TOP, sizeof *s->top);
+    if (!s->rank || !s->top) return err_set(e, ERR_IO, "out of memory (stated acceptance)");
+    for (int32_t j = 0; j < s->slots; j++)
+        for (int32_t r = 0; r < KN_TOP; r++) s->top[j * KN_TOP + r] = logf((float)y->of[j][r]);
+    return 0;
+}
+
 int synthetic_rates(struct synthetic *s, const char *list, int32_t slots, int32_t n, uint64_t seed,
                     struct err *e)
 {
-    double rate[SESSION_MAX_ROWS];
-    if (read_rates(list, slots, rate, e) || take(s, slots, n, e)) return -1;
+    struct rates y;
+    if (read_rates(list, slots, &y, e) || take(s, slots, n, e) || (y.ranks && take_ranks(s, &y, e)))
+        return -1;
     for (int32_t i = 0; i < n; i++) {
-        while (s->equal[i] < slots && uniform(&seed) < rate[s->equal[i]]) s->equal[i]++;
-        for (int32_t j = 0; j < slots; j++) s->logp[(int64_t)i * slots + j] = logf((float)rate[j]);
+        if (!y.ranks) /* as many draws as stay, and one: lists without ranks mean what they did */
+            while (s->equal[i] < slots && uniform(&seed) < y.of[s->equal[i]][0]) s->equal[i]++;
+        for (int32_t j = 0; j < slots; j++) {
+            const int64_t at = (int64_t)i * slots + j;
+            s->logp[at] = logf((float)y.of[j][0]);
+            if (!y.ranks) continue;
+            s->rank[at] = draw_rank(y.of[j], &seed);
+            if (s->equal[i] == j && s->rank[at] == 0) s->equal[i]++;
+        }
     }
     return 0;
 }
@@ -127,11 +168,14 @@ int synthetic_table(const struct synthetic *s, int32_t from, int32_t positions, 
 {
     int32_t *equal = mem_calloc((size_t)positions, sizeof *equal);
     float *logp = mem_calloc((size_t)positions * (size_t)s->slots, sizeof *logp);
-    *t = (struct session_synthetic){.n = positions, .slots = s->slots, .equal = equal, .logp = logp};
-    if (!equal || !logp) return err_set(e, ERR_IO, "out of memory (stated acceptance)");
+    int8_t *rank = s->rank ? mem_calloc((size_t)positions * (size_t)s->slots, sizeof *rank) : NULL;
+    *t = (struct session_synthetic){
+        .n = positions, .slots = s->slots, .equal = equal, .logp = logp, .rank = rank, .top = s->top};
+    if (!equal || !logp || (s->rank && !rank)) return err_set(e, ERR_IO, "out of memory (stated acceptance)");
     for (int32_t p = from; p < positions; p++) {
         const int32_t i = (p - from) % s->n;
         equal[p] = s->equal[i];
+        if (rank) memcpy(rank + (int64_t)p * s->slots, s->rank + (int64_t)i * s->slots, (size_t)s->slots);
         memcpy(logp + (int64_t)p * s->slots, s->logp + (int64_t)i * s->slots,
                (size_t)s->slots * sizeof *logp);
     }
@@ -142,6 +186,7 @@ void synthetic_table_free(struct session_synthetic *t)
 {
     mem_free((void *)(uintptr_t)t->equal);
     mem_free((void *)(uintptr_t)t->logp);
+    mem_free((void *)(uintptr_t)t->rank);
     *t = (struct session_synthetic){0};
 }
 

@@ -16,11 +16,14 @@ struct synthetic {
     int32_t n;      /* positions; after the last the first comes again */
     int32_t *equal; /* [n] leading proposals that stay, 0 .. slots */
     float *logp;    /* [n, slots] natural log of the drafter's probability of each */
+    int8_t *rank;   /* NULL, or [n, slots] the candidate of each place that stays, -1: none */
+    float *top;     /* the same: [slots, KN_TOP] logs of their probabilities */
 };
 
-/* list: "P1,P2,...", by slot the probability that a proposal stays where all before it do; slots behind the
+/* list: "P1,P2,...", by slot the probability that a proposal stays where all before it do; or
+ * "P1/Q1/..,P2/Q2/..", of a slot's candidates by rank, each beside the others: for trees. Slots behind the
  * list are as its last. The drafter's probabilities are the same. Drawn for n positions from seed. ERR_USAGE:
- * no list of numbers from 0 to 1, or more of them than slots. */
+ * no list of numbers from 0 to 1, more of them than slots or candidates, or more than 1 a slot. */
 int synthetic_rates(struct synthetic *s, const char *list, int32_t slots, int32_t n, uint64_t seed,
                     struct err *e);
 /* A trace as dflash-bench calibrate writes it: {"kind": "accept-trace", "schema": 1, "slots": S, "positions":

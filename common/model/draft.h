@@ -47,6 +47,7 @@ struct draft_kind {
     int (*propose)(const struct model *m, const struct draft *t, struct err *e);
     /* Candidates of a place whose scores of following each other it knows; NULL or 0: it does not. */
     int32_t (*edges)(const struct desc *d);
+    bool edges_behind; /* values of candidates have the edge from the proposal before in them already */
 };
 
 /* The kind of a drafter's description; NULL: none that runs. */

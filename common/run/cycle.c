@@ -205,6 +205,20 @@ static int context_before(struct session *s, bool plain, struct err *e)
     return session_make_context(s, pos, e);
 }
 
+/* Which rows of b's tree stay is stated: behind each row the id of the child that does, or of none. */
+static int state_picks(struct session *s, const struct session_ranked *c, const int32_t *parents,
+                       const int32_t *depth, const struct session_started *b, struct err *e)
+{
+    const struct session_synthetic *x = s->o.synthetic;
+    const int8_t *rank = x->rank + (int64_t)(s->n_past < x->n ? s->n_past : x->n - 1) * x->slots;
+    int32_t picks[SESSION_MAX_ROWS];
+    for (int32_t r = 0; r < SESSION_MAX_ROWS; r++) picks[r] = KN_PICK_NAN;
+    for (int32_t r = 1; r < b->rows; r++)
+        if (c->nodes[r].rank == rank[depth[r] - 1]) picks[parents[r]] = b->ids[r];
+    const int rc = s->op->upload(s->be, s->stated, picks, sizeof picks);
+    return rc ? model_failed(s->target, "upload", rc, e) : 0;
+}
+
 /* The tree of b's nodes, to the device. */
 static int place_tree(struct session *s, struct session_started *b, struct err *e)
 {
@@ -217,6 +231,7 @@ static int place_tree(struct session *s, struct session_started *b, struct err *
         depth[r] = depth[parents[r]] + 1;
         b->ids[r] = c->ids[(depth[r] - 1) * c->n_top + c->nodes[r].rank];
     }
+    if (s->stated && state_picks(s, c, parents, depth, b, e)) return -1;
     return session_tree_place(s, b->ids, parents, b->rows, e);
 }
 
@@ -373,6 +388,7 @@ static void take_times(struct session *s, const struct kn_result *r, bool drafte
 static void label_tree(struct session *s, struct session_started *b, const struct kn_result *r,
                        struct plan_result *t)
 {
+    const struct session_synthetic *x = s->o.synthetic;
     struct session_ranked *c = session_ranked(s, b);
     t->labelled = t->offer.n_draft < r->kept ? t->offer.n_draft : r->kept;
     t->equal = 0;
@@ -382,6 +398,8 @@ static void label_tree(struct session *s, struct session_started *b, const struc
         int32_t k = 0;
         while (k < c->n_top && ids[k] != r->picks[j]) k++;
         c->ranks[j] = (int8_t)(k < c->n_top ? k : -1);
+        if (x) c->ranks[j] = x->rank[(int64_t)(r->pos < x->n ? r->pos : x->n - 1) * x->slots + j];
+        k = c->ranks[j];
         if (t->equal == j && k == 0) t->equal++;
     }
 }

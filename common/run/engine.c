@@ -195,7 +195,7 @@ static int check_tree(const struct engine *g, struct err *e)
         return err_set(e, ERR_USAGE,
                        "source %s: offers no candidates for a tree (expected a drafter that does)",
                        g->source ? g->source->op->name : "none");
-    if (g->o.synthetic)
+    if (g->o.synthetic && !g->o.synthetic->rank)
         return err_set(e, ERR_USAGE, "stated acceptance is that of chains (expected no tree of %d proposals)",
                        g->o.tree);
     return 0;

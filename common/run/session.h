@@ -38,6 +38,10 @@ struct session_synthetic {
     int32_t n, slots;     /* positions: a context's at least; proposals a position */
     const int32_t *equal; /* [n] so many stay, if they are verified */
     const float *logp;    /* [n, slots] what planners are told of them (planner.h) */
+    /* NULL, or of trees too: [n, slots] which candidate of a place stays where all before it do, -1: none;
+     * then equal is of those that are 0. And what planners are told of candidates: [slots, KN_TOP] */
+    const int8_t *rank;
+    const float *top;
 };
 
 /* Block-sparse prompts (docs/sparse.md): whole blocks of rows, in the layers that see every position. */
@@ -179,12 +183,13 @@ struct session {
     double *layer_ns;         /* [target n_layer] of all passes of prompts */
 
     /* session_tree.c; all NULL where options.tree is 0 */
-    struct kn_tree *tree;             /* device: of the cycle that runs */
-    struct kn_kv *tail;               /* [target n_layer] keys and values of its rows */
-    struct kn_settle *settle;         /* [target n_layer] a list: what becomes of those that stay */
-    int32_t n_top;                    /* candidates a place at most */
-    int32_t *top_ids;                 /* device [longest block - 1, n_top] what a source proposes from */
-    float *top_values;                /* the same: logits */
+    struct kn_tree *tree;     /* device: of the cycle that runs */
+    struct kn_kv *tail;       /* [target n_layer] keys and values of its rows */
+    struct kn_settle *settle; /* [target n_layer] a list: what becomes of those that stay */
+    int32_t n_top;            /* candidates a place at most */
+    int32_t *top_ids;         /* device [longest block - 1, n_top] what a source proposes from */
+    float *top_values;        /* the same: logits */
+    int32_t *stated; /* device [SESSION_MAX_ROWS] of o.synthetic: for each row the id that stays behind it */
     float *top_scores;                /* [longest block - 1, n_top, n_top], where a source has edges; NULL */
     struct kn_candidates *candidates; /* shared [SESSION_RESULTS], of the offers */
     struct session_ranked *ranked;    /* host [SESSION_RESULTS] the same, as planners see them */

@@ -63,8 +63,9 @@ struct session_ranked {
     /* Behind other candidates: */
     const struct session *s;
     int32_t pos; /* of the anchor */
-    bool edges;
+    bool edges, edges_behind;
     float row[KN_TOP];
+    float values[SESSION_MAX_ROWS * KN_TOP];          /* [block - 1, n_top] as op->top left them */
     float scores[SESSION_MAX_ROWS * KN_TOP * KN_TOP]; /* [block - 1, n_top, n_top] as op->edges left them */
 };
 /* plan_offer.behind; ctx: a struct session_ranked with edges. */

@@ -59,10 +59,12 @@ int session_tree_new(struct session *s, struct err *e)
         if (s->by[i].of->tree) s->by[i].n_top = edges && edges < s->n_top ? edges : s->n_top;
         scored |= edges > 0;
     }
+    if (s->o.synthetic) s->stated = take(s, SESSION_MAX_ROWS, sizeof *s->stated);
     if (scored)
         s->top_scores = take(s, slots * (uint64_t)s->n_top * (uint64_t)s->n_top, sizeof *s->top_scores);
     s->candidates = s->op->alloc_shared(s->be, SESSION_RESULTS * sizeof *s->candidates);
-    bool there = s->tree && s->top_ids && s->top_values && s->candidates && (!scored || s->top_scores);
+    bool there = s->tree && s->top_ids && s->top_values && s->candidates && (!scored || s->top_scores) &&
+                 (!s->o.synthetic || s->stated);
     for (int i = 0; i < d->n_layer && there; i++) {
         there = d->layer[i].recurrent || new_tail(s, &s->kv[i], &s->tail[i]) == 0;
         settle_layer(s, i);
@@ -72,7 +74,7 @@ int session_tree_new(struct session *s, struct err *e)
 
 void session_tree_free(struct session *s)
 {
-    void *device[] = {s->tree, s->top_ids, s->top_values, s->top_scores};
+    void *device[] = {s->tree, s->top_ids, s->top_values, s->top_scores, s->stated};
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
     s->op->free_shared(s->be, s->candidates);
     session_free_caches(s, s->target, s->tail);
@@ -114,7 +116,8 @@ struct session_rows session_tree_kept(struct session *s, int32_t n)
 
 int session_tree_settle(struct session *s, int32_t n, bool walk, struct err *e)
 {
-    const struct kn_follow w = {.tree = s->tree, .picks = s->d->picks, .n = n, .kept = &s->d->pending};
+    const struct kn_follow w = {
+        .tree = s->tree, .picks = s->stated ? s->stated : s->d->picks, .n = n, .kept = &s->d->pending};
     int rc = walk ? s->op->follow(s->be, &w) : 0;
     if (rc == 0) rc = s->op->settle(s->be, s->settle);
     for (int32_t i = 0; i < s->n_sources && rc == 0; i++) {
@@ -293,7 +296,8 @@ static struct ranking offered(const struct session *s, struct session_ranked *c,
                               const struct kn_candidates *of, int32_t j)
 {
     const int32_t k = c->n_top, at = j * k, before = j ? c->from[at - k] : 0;
-    const float *values = c->edges && before >= 0 ? c->scores + (at + before) * k : of->values + at;
+    const float *values =
+        c->edges && !c->edges_behind && before >= 0 ? c->scores + (at + before) * k : of->values + at;
     struct ranking r = {c->ids + at, c->logp + at, c->from + at, k};
     (void)s;
     memcpy(r.ids, of->ids + at, (size_t)k * sizeof *r.ids);
@@ -312,9 +316,12 @@ struct session_ranked *session_ranked(struct session *s, struct session_started 
     const struct kn_offer *o = &s->offers[at];
     if (b->ranked) return c;
     b->ranked = true;
-    c->n_top = x->n_top, c->edges = x->of->edges, c->s = s, c->pos = o->pos;
+    const struct session_synthetic *told = s->o.synthetic;
+    c->n_top = x->n_top, c->edges = x->of->edges && !told, c->edges_behind = x->of->edges_behind, c->s = s,
+    c->pos = o->pos;
     const size_t places = (size_t)x->block - 1, k = (size_t)c->n_top;
     if (c->edges) memcpy(c->scores, of->scores, places * k * k * sizeof *c->scores);
+    if (c->edges) memcpy(c->values, of->values, places * k * sizeof *c->values);
     for (int32_t j = 0; o->usable && j < x->block - 1; j++) {
         struct ranking r = offered(s, c, of, j);
         if (coupled(s)) {
@@ -323,8 +330,19 @@ struct session_ranked *session_ranked(struct session *s, struct session_started 
             likely(r.logp, r.n, o->logp[j]);
             proposal_first(&r, o->ids[1 + j], o->logp[j]);
         }
+        if (told && told->top) memcpy(r.logp, told->top + (int64_t)j * KN_TOP, (size_t)r.n * sizeof *r.logp);
     }
     return c;
+}
+
+/* What candidate i of a place is worth behind candidate before of the place before, both by their places in
+ * scores. */
+static double score_behind(const struct session_ranked *c, int32_t place, int32_t before, int32_t i)
+{
+    const int32_t k = c->n_top, at = place * k, first = c->from[at - k];
+    const double score = (double)c->scores[(at + before) * k + i];
+    if (!c->edges_behind) return score;
+    return (double)c->values[at + i] + score - (double)c->scores[(at + first) * k + i];
 }
 
 /* By the scores of following that candidate; as couple where proposals are. A probability is one among the
@@ -335,16 +353,17 @@ const float *session_behind(void *ctx, int32_t place, int32_t rank)
     const struct session *s = c->s;
     const int32_t k = c->n_top, at = place * k, before = c->from[at - k + rank];
     const double temp = coupled(s) ? (double)s->sampler.temp : 1;
-    double x[KN_TOP], most = -INFINITY, sum = 0;
-    if (before < 0) return c->logp + at;
+    double x[KN_TOP], most = -INFINITY, sum = 0, mass = 0;
+    if (before < 0 || (c->edges_behind && c->from[at - k] < 0)) return c->logp + at;
     for (int32_t i = 0; i < k; i++) {
         const int32_t from = c->from[at + i];
-        x[i] = from < 0 ? -INFINITY : (double)c->scores[(at + before) * k + from] / temp;
+        x[i] = from < 0 ? -INFINITY : score_behind(c, place, before, from) / temp;
         if (coupled(s)) x[i] += kn_noise(s->sampler.seed, c->pos + 1 + place, c->ids[at + i]);
         if (!(x[i] > -INFINITY)) x[i] = -INFINITY;
         if (x[i] > most) most = x[i];
     }
-    for (int32_t i = 0; i < k; i++) sum += exp(x[i] - most);
-    for (int32_t i = 0; i < k; i++) c->row[i] = (float)(x[i] - most - log(sum));
+    for (int32_t i = 0; i < k; i++) sum += exp(x[i] - most), mass += exp((double)c->logp[at + i]);
+    const double all = log(sum) - fmin(0, log(mass));
+    for (int32_t i = 0; i < k; i++) c->row[i] = (float)(x[i] - most - all);
     return c->row;
 }

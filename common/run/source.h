@@ -90,7 +90,9 @@ struct source {
     int32_t usual;       /* rows of a block unless somebody says other; 0: all of them */
     int32_t mask;        /* the id in the places of a block that are to be filled; 0 where none is read */
     struct source_needs needs;
-    bool tree;     /* propose leaves candidates too, where options.tree asks for them (session_candidates) */
+    bool tree; /* propose leaves candidates too, where options.tree asks for them (session_candidates) */
+    bool edges_behind; /* what candidates offer is behind the proposals; else no place knows what stands
+                          before */
     int32_t edges; /* so many of a place, and how well each follows each of the place before; 0: each place's
                       alone */
     struct source *beside; /* another of the engine's, that may propose in its place; NULL: none. Borrowed */

@@ -140,5 +140,6 @@ struct source source_dflash(struct model *drafter)
                            .mask = drafter->d->mask_id,
                            .needs = {.tapped = drafter->d},
                            .tree = true,
-                           .edges = kind && kind->edges ? kind->edges(drafter->d) : 0};
+                           .edges = kind && kind->edges ? kind->edges(drafter->d) : 0,
+                           .edges_behind = kind && kind->edges_behind};
 }

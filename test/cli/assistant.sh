@@ -18,6 +18,8 @@ for more in "--temp 0" "--temp 3 --seed 5"; do
     dflash-generate -q -m t.gguf $more -n 30 --ignore-eos <p.tok >plain.tok
     # shellcheck disable=SC2086
     dflash-generate -q -m t.gguf -d a.gguf $more --block 5 -n 30 --ignore-eos <p.tok | cmp - plain.tok
+    # shellcheck disable=SC2086
+    dflash-generate -q -m t.gguf -d a.gguf $more --block 5 --tree 14 -n 30 --ignore-eos <p.tok | cmp - plain.tok
 done
 echo "drafted as plain"
 dflash-prefill -q -m t.gguf -d a.gguf -o s.state <p.tok
@@ -39,5 +41,4 @@ refused 3 dflash-generate -m t.gguf -d other.gguf -n 2
 refused 3 dflash-generate -m a.gguf -n 2
 refused 3 dflash-generate -m "$DATA/target-q8_0.gguf" -d a.gguf -n 2
 refused 2 dflash-generate -m t.gguf -d a.gguf --draft-kv f32 -n 2
-refused 2 dflash-generate -m t.gguf -d a.gguf --tree 8 -n 2
 refused 2 dflash-generate -m t.gguf -d a.gguf --draft-mask-id 3 -n 2

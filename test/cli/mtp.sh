@@ -14,6 +14,7 @@ for d in "both.gguf -d target" "both.gguf -d mtp.gguf" "none.gguf -d mtp.gguf" "
         cmp plain.tok drafted.tok
     done
 done
+dflash-generate -q -m both.gguf -d target --tree 9 --block 6 -n 24 --ignore-eos <p.tok | cmp - plain.tok
 echo "drafted as plain"
 dflash-prefill -q -m both.gguf -d target -o s.state <p.tok
 dflash-generate -q -m both.gguf -d target --width 4 --draft-trace whole.trace -n 24 --ignore-eos <p.tok >/dev/null
@@ -43,3 +44,31 @@ refused 3 dflash-generate -m both.gguf -d mtp.gguf --state s.state -n 2
 refused 2 dflash-convert "$SRC/data/pair/target" --mtp keep -o x.gguf
 refused 2 dflash-convert "$config" --random 1 --mtp some -o x.gguf
 refused 3 dflash-convert "$SRC/data/pair-hybrid/target" --mtp only -o x.gguf
+# Beside another drafter: whoever proposes, the stream is one; a state of both goes on with both, with one, with none.
+dflash-convert -q "$SRC/data/pair-hybrid/drafter/config.json" --random 5 --type q8_0 --target none.gguf -o taps.gguf
+for m in target mtp.gguf; do
+    for more in "" "--tree auto" "--temp 0.8 --seed 4 --mtp-block 6"; do
+        # shellcheck disable=SC2086
+        dflash-generate -q -m both.gguf -d taps.gguf --mtp $m $more -n 24 --ignore-eos <p.tok >drafted.tok
+        # shellcheck disable=SC2086
+        case $more in *temp*) cmp sampled.tok drafted.tok ;; *) cmp plain.tok drafted.tok ;; esac
+    done
+done
+dflash-prefill -q -m none.gguf -d taps.gguf --mtp mtp.gguf -o two.state <p.tok
+dflash-inspect --check two.state | tail -n 1
+dflash-inspect two.state | grep -E "taps|last hidden"
+for d in "-d taps.gguf --mtp mtp.gguf" "-d taps.gguf" "-d mtp.gguf" ""; do
+    # shellcheck disable=SC2086
+    dflash-generate -q -m none.gguf $d -n 24 --ignore-eos --state two.state | cmp - plain.tok
+done
+echo "two as plain"
+refused 2 dflash-generate -m both.gguf --mtp target -n 2
+refused 2 dflash-generate -m both.gguf -d taps.gguf --mtp-block 4 -n 2
+refused 2 dflash-generate -m both.gguf -d taps.gguf --mtp target --width 4 -n 2
+refused 2 dflash-generate -m both.gguf -d taps.gguf --mtp target --tree 7 -n 2
+refused 2 dflash-generate -m both.gguf -d taps.gguf --mtp target --draft-trace x -n 2
+refused 2 dflash-generate -m both.gguf -d target --mtp mtp.gguf -n 2
+refused 3 dflash-generate -m none.gguf -d taps.gguf --mtp target -n 2
+refused 3 dflash-generate -m both.gguf -d taps.gguf --mtp taps.gguf -n 2
+refused 3 dflash-generate -m none.gguf -d taps.gguf --mtp mtp.gguf --state s.state -n 2
+refused 2 dflash-bench calibrate -m both.gguf -d taps.gguf --mtp target -n 2 p.tok

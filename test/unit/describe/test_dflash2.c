@@ -452,6 +452,10 @@ static void test_malformed(void **state)
         {{.more = "selector_bias"}, "tensor 'selector_bias': is not known"},
         {{.put = "dflash.selector_temperature"}, "key 'dflash.selector_temperature': is not known"},
         {{.more = "blk.1.attn_sinks.weight"}, NULL},
+        {{.more = "lilicorr.out_head.weight"}, NULL},
+        {{.more = "injection.message.weight"}, NULL},
+        {{.more = "transfer_codes"}, NULL},
+        {{.put = "dflash.dspine.message_size"}, NULL},
     };
     struct spec s = dflash2_spec("");
     write_all(&s, NULL);

@@ -118,6 +118,9 @@ static inline void same(const struct run *a, const struct run *b, bool traces)
     if (traces) same_trace(a, b);
 }
 
+/* Proposals of a tree at most that run_planned makes room for. */
+static int32_t planned_tree;
+
 /* A stream of source x under plans p, the recurrent state written every so many rows. */
 static inline void run_planned(struct model *t, struct source *x, int sampler, int32_t every,
                                const struct planner *p, int32_t width, struct run *r)
@@ -125,7 +128,8 @@ static inline void run_planned(struct model *t, struct source *x, int sampler, i
     struct err e = {0};
     struct engine *g;
     struct session *s;
-    const struct session_options o = {.ctx = 400, .chunk = 16, .kv = {KN_F16, KN_F16}};
+    const struct session_options o = {
+        .ctx = 400, .chunk = 16, .kv = {KN_F16, KN_F16}, .tree = x && x->op->propose ? planned_tree : 0};
     const struct spec_options go = {.n = N_NEW,
                                     .sampler = samplers[sampler],
                                     .width = width,

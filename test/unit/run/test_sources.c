@@ -70,6 +70,48 @@ static void test_two(void **state)
     assert_true(by[0] > 300 && by[1] > 300);
 }
 
+/* The same with trees among the plans: of the block's rows, of the MTP block's steps, and of either. */
+static void test_trees(void **state)
+{
+    static struct run plain, ref[2], r;
+    int treed = 0;
+    int32_t by[2] = {0, 0};
+    for (int kind = 0; kind < KINDS; kind++) {
+        struct model *t = target(kind);
+        struct sources of;
+        sources_open(&of, state);
+        for (int sampler = 0; sampler < 2; sampler++) {
+            struct source alone = of.x;
+            alone.beside = NULL;
+            run_planned(t, NULL, sampler, 0, NULL, 0, &plain);
+            run_planned(t, &alone, sampler, 0, NULL, 1, &ref[0]);
+            run_planned(t, &of.beside, sampler, 0, NULL, 1, &ref[1]);
+            planned_tree = 20;
+            for (uint32_t i = 0; i < OFTEN(36); i++) {
+                struct source *const with[] = {&of.x, &of.beside, &alone};
+                const bool two = i % 3 == 0;
+                struct draw draw = {.x = i * 2654435761u + 11,
+                                    .most = BLOCK,
+                                    .trees = planned_tree,
+                                    .sources = two ? 2 : 1,
+                                    .now = &r,
+                                    .refs = {i % 3 == 1 ? &ref[1] : &ref[0], &ref[1]}};
+                const struct planner p = draw_planner(&draw);
+                if (i / 6 % 2) recorder_on(be);
+                run_planned(t, with[i % 3], sampler, i / 3 % 2 ? 3 : 0, &p, 0, &r);
+                if (i / 6 % 2) recorder_off(be);
+                same(&plain, &r, false);
+                treed += draw.treed;
+                by[0] += draw.by[0], by[1] += draw.by[1];
+            }
+            planned_tree = 0;
+        }
+        sources_close(&of);
+        model_free(t);
+    }
+    assert_true(treed > 200 && by[0] > 100 && by[1] > 50);
+}
+
 /* What cannot be together. */
 static void test_two_refused(void **state)
 {
@@ -187,10 +229,7 @@ static void test_states(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        BOTH(test_two),
-        BOTH(test_two_refused),
-        BOTH(test_contexts),
-        BOTH(test_states),
+        BOTH(test_two), BOTH(test_trees), BOTH(test_two_refused), BOTH(test_contexts), BOTH(test_states),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

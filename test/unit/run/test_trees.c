@@ -392,6 +392,87 @@ static void test_streams(void **state)
     model_free(d);
 }
 
+/* ---- what stays is stated ---- */
+
+struct stated {
+    struct plan_trees trees;
+    struct session_synthetic x;
+    int cycles, second, kept;
+};
+
+static void stated_next(void *ctx, struct plan *p)
+{
+    planner_trees_next(&((struct stated *)ctx)->trees, p);
+}
+
+static void stated_choose(void *ctx, const struct plan_offer *o, struct plan_choice *c)
+{
+    struct stated *y = ctx;
+    assert_true(o->top && !o->behind);
+    for (int32_t j = 0; j < o->n_draft; j++)
+        assert_memory_equal(o->top + j * o->n_top, y->x.top + j * KN_TOP, (size_t)o->n_top * sizeof *o->top);
+    planner_trees_choose(&y->trees, o, c);
+}
+
+/* The path that stays is the one whose ranks are stated; so are the labels. */
+static void stated_seen(void *ctx, const struct plan_result *r)
+{
+    struct stated *y = ctx;
+    const int8_t *rank = y->x.rank + (int64_t)r->offer.pos * y->x.slots;
+    int32_t kept = 1, at = 0;
+    for (int32_t n = 1; r->choice.nodes && n < r->choice.rows; n++)
+        if (r->choice.nodes[n].parent == at && r->choice.nodes[n].rank == rank[kept - 1]) {
+            y->second += rank[kept - 1] > 0;
+            at = n, kept++;
+        }
+    if (!r->choice.nodes)
+        while (kept < r->choice.rows && rank[kept - 1] == 0) kept++;
+    assert_int_equal(r->kept, kept);
+    for (int32_t j = 0; r->ranks && j < r->labelled; j++) assert_int_equal(r->ranks[j], rank[j]);
+    y->cycles++, y->kept += kept;
+}
+
+static void test_stated(void **state)
+{
+    enum { SLOTS = BLOCK - 1, POSITIONS = 800 };
+    static int8_t rank[POSITIONS * SLOTS];
+    static int32_t equal[POSITIONS];
+    static float logp[POSITIONS * SLOTS], top[SLOTS * KN_TOP];
+    struct model *d = drafter();
+    struct source x = source_dflash(d);
+    uint32_t seen = 5;
+    struct err e = {0};
+    (void)state;
+    for (int32_t i = 0; i < SLOTS * KN_TOP; i++) top[i] = -0.7f * (float)(i % KN_TOP) - 0.4f;
+    for (int32_t i = 0; i < POSITIONS * SLOTS; i++) rank[i] = (int8_t)((int32_t)(draw_next(&seen) % 5) - 1);
+    for (int32_t i = 0; i < POSITIONS; i++)
+        while (equal[i] < SLOTS && rank[i * SLOTS + equal[i]] == 0) equal[i]++;
+    for (int kind = 0; kind < KINDS; kind += 2) {
+        struct model *t = target(kind);
+        static struct run r;
+        struct engine *g;
+        struct session *s;
+        struct stated y = {
+            .trees = {.proposals = 30, .looks = {.rows = 1}},
+            .x = {.n = POSITIONS, .slots = SLOTS, .equal = equal, .logp = logp, .rank = rank, .top = top}};
+        const struct session_options o = {
+            .ctx = POSITIONS, .chunk = 64, .kv = {KN_F16, KN_F16}, .tree = 30, .synthetic = &y.x};
+        const struct planner p = {stated_next, stated_choose, stated_seen, &y};
+        const struct spec_options go_on = {
+            .n = N_NEW, .sampler = samplers[kind % 3], .planner = &p, .tokens = take_tokens, .ctx = &r};
+        memset(&r, 0, sizeof r);
+        if (kind % 4) recorder_on(be);
+        must(engine_open(&g, t, &x, &o, &e) || session_open(&s, g, &e), &e);
+        must(session_prefill(s, prompt, 31, NULL, NULL, &e) || spec_generate(s, &go_on, &r.st, &e), &e);
+        session_free(s);
+        engine_close(g);
+        if (kind % 4) recorder_off(be);
+        assert_true(y.second > 2 && y.kept > y.cycles);
+        model_free(t);
+    }
+    model_free(d);
+}
+
 /* ---- growing ---- */
 
 static void test_growing(void **state)
@@ -599,8 +680,8 @@ static int close_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),   cmocka_unit_test(test_streams), cmocka_unit_test(test_growing),
-        cmocka_unit_test(test_behind), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_rows),    cmocka_unit_test(test_streams), cmocka_unit_test(test_stated),
+        cmocka_unit_test(test_growing), cmocka_unit_test(test_behind),  cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }
