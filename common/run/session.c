@@ -165,6 +165,7 @@ int session_open(struct session **out, struct engine *g, struct err *e)
     s->next = NULL;
     s->n_past = s->pending = s->waiting = s->logits_rows = s->reach = 0;
     s->anchored = s->tried = false;
+    session_gaps_reset(s);
     s->finished = s->started, s->open = false; /* what was started ahead and not wanted */
     if (s->source && s->source->op->reset) s->source->op->reset(s);
     *out = s;
@@ -216,6 +217,7 @@ void session_slot_free(struct session *s)
     session_plays_forget(s, 0);
     session_tree_free(s);
     session_sparse_free(s);
+    session_gaps_free(s);
     s->op->free_shared(s->be, s->results);
     s->op->free_shared(s->be, s->offers);
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
@@ -317,6 +319,8 @@ int session_run_target(struct session *s, const struct session_rows *r, enum ses
                            .first_pos = r->first_pos,
                            .ids = r->ids,
                            .pos = r->pos,
+                           .origin = s->origin,
+                           .seen = fate == SESSION_PROMPT ? s->seen : NULL,
                            .tree = s->tree && r->ids == s->tree->ids ? s->tree : NULL,
                            .tail = s->tail,
                            .rows = s->g->d_pos,

@@ -57,6 +57,7 @@ static int context(struct session *s, const struct session_rows *r, struct err *
                            .n = r->n,
                            .first_pos = r->first_pos,
                            .pos = r->pos,
+                           .origin = s->origin,
                            .features = (float *)r->features};
     return dflash_context(s->source->model, &p, e);
 }
@@ -85,6 +86,7 @@ static int propose(struct session *s, bool all_rows, struct err *e)
                                      .first_pos = s->n_past,
                                      .ids = s->d->block,
                                      .pos = s->d->pos,
+                                     .origin = s->origin,
                                      .visible_from = s->o.draft_window ? &s->d->first : NULL},
                             .target = s->target,
                             .first = first,

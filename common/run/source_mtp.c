@@ -82,6 +82,7 @@ static int prompt_context(struct session *s, const struct session_rows *r, struc
                            .n = r->n - 1,
                            .ids = r->ids + 1,
                            .pos = r->pos,
+                           .origin = s->origin,
                            .features = (float *)r->features};
     if (p.n && qwen35_mtp_context(s->source->model, s->target, &p, &none, e)) return -1;
     return late_keep(s, &context_of(s)->late, r, e);
@@ -102,6 +103,7 @@ static int context(struct session *s, const struct session_rows *r, struct err *
                      .first_pos = r->first_pos,
                      .ids = r->ids,
                      .pos = r->pos,
+                     .origin = s->origin,
                      .features = (float *)r->features};
     if (!listed) rows.before = c->before, rows.n_before = r->n;
     if (listed) rows.places = r->pos - 1;
@@ -125,6 +127,7 @@ static int propose(struct session *s, bool all_rows, struct err *e)
                                .first_pos = s->n_past,
                                .ids = i ? s->d->ids + i : s->d->block,
                                .pos = s->d->pos,
+                               .origin = s->origin,
                                .visible_from = s->o.draft_window ? &s->d->first : NULL};
         const struct kn_pick pick = {.logits = logits,
                                      .pos = s->d->pos + i,

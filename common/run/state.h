@@ -27,6 +27,7 @@ struct state_info {
     const char *target, *drafter;            /* general.name of their files, "" where that has none */
     const uint8_t *target_id, *drafter_id;   /* [16] desc.identity of the files */
     struct session_sparse sparse;            /* of its prompts */
+    struct session_gaps gaps;                /* of its first prompt; zero: nothing was left out */
     const uint32_t *taps;                    /* [n_taps] zero-based blocks of the target */
     int32_t n_taps;
 };

@@ -13,12 +13,14 @@ enum { STATE_NAME = 128 }; /* bytes of a model's name */
  * and the number of dense layers. */
 #define STATE_HIDDEN 1u /* of parts: the target's last hidden state stands behind the drafter's layers */
 #define STATE_SPARSE 2u /* sparse prompts: alpha and dense layers stand behind the types */
+#define STATE_GAPS 4u   /* a compressed prompt: what session_gaps says stands last, the places in KEPT */
 #define STATE_MIXED KN_TYPE_NONE /* caches are not all of one type */
 struct state_meta {
     uint32_t n_tokens, chunk, kv_type, n_vocab, n_layer, n_draft_layer, n_taps, parts;
     uint8_t target_id[16], drafter_id[16];
     char target[STATE_NAME], drafter[STATE_NAME];
     struct session_sparse sparse;
+    struct session_gaps gaps;
     uint32_t taps[DESC_MAX_TAPS];
     struct kn_kv_types kv[2][DESC_MAX_LAYERS]; /* of target and drafter; KN_TYPE_NONE: a layer without any */
 };
@@ -34,7 +36,8 @@ void state_put_u32(uint8_t *p, uint32_t v);
 uint32_t state_get_u32(const uint8_t *p);
 /* META to STATE_META_MOST bytes at p; returns how many it has. */
 enum { STATE_META_FIXED = 32 + 2 * 16 + 2 * STATE_NAME };
-enum { STATE_META_MOST = STATE_META_FIXED + 4 * DESC_MAX_TAPS + 16 * DESC_MAX_LAYERS + 8 };
+enum { STATE_META_GAPS = 3 * 4 + 16 + STATE_NAME }; /* n_text, n_kept, keep (float); scorer */
+enum { STATE_META_MOST = STATE_META_FIXED + 4 * DESC_MAX_TAPS + 16 * DESC_MAX_LAYERS + 8 + STATE_META_GAPS };
 size_t state_meta_pack(const struct state_meta *m, uint8_t *p);
 /* The next section, which must be this one; size 0: of any size. */
 int state_section(struct state *st, const char *tag, uint64_t size, struct err *e);

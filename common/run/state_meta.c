@@ -19,11 +19,43 @@ uint32_t state_get_u32(const uint8_t *p)
     return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
+static uint8_t *gaps_pack(const struct session_gaps *g, uint8_t *p)
+{
+    uint32_t keep;
+    memcpy(&keep, &g->keep, 4);
+    const uint32_t v[3] = {(uint32_t)g->n_text, (uint32_t)g->n_kept, keep};
+    for (int i = 0; i < 3; i++, p += 4) state_put_u32(p, v[i]);
+    memcpy(p, g->scorer_id, 16);
+    memcpy(p + 16, g->scorer, STATE_NAME);
+    return p + 16 + STATE_NAME;
+}
+
+static int gaps_unpack(struct state_meta *m, const uint8_t *p, const char *name, struct err *e)
+{
+    struct session_gaps *g = &m->gaps;
+    uint32_t v[3];
+    for (int i = 0; i < 3; i++, p += 4) v[i] = state_get_u32(p);
+    memcpy(&g->keep, &v[2], 4);
+    memcpy(g->scorer_id, p, 16);
+    memcpy(g->scorer, p + 16, STATE_NAME);
+    g->scorer[STATE_NAME - 1] = 0;
+    if (v[0] > SESSION_MAX_CTX || !v[1] || v[1] > v[0] || v[1] > m->n_tokens ||
+        !(g->keep > 0 && g->keep <= 1))
+        return err_set(e, ERR_FORMAT,
+                       "%s: section META: a compressed prompt that cannot be (%" PRIu32 " of %" PRIu32
+                       " tokens kept, of %" PRIu32 " positions; fraction %g)",
+                       name, v[1], v[0], m->n_tokens, (double)g->keep);
+    g->n_text = (int32_t)v[0], g->n_kept = (int32_t)v[1];
+    return 0;
+}
+
 size_t state_meta_pack(const struct state_meta *m, uint8_t *p)
 {
     const uint32_t v[8] = {
-        m->n_tokens, m->chunk,         m->kv_type, m->n_vocab,
-        m->n_layer,  m->n_draft_layer, m->n_taps,  m->parts | (m->sparse.on ? STATE_SPARSE : 0)};
+        m->n_tokens, m->chunk,
+        m->kv_type,  m->n_vocab,
+        m->n_layer,  m->n_draft_layer,
+        m->n_taps,   m->parts | (m->sparse.on ? STATE_SPARSE : 0) | (m->gaps.n_text ? STATE_GAPS : 0)};
     for (int i = 0; i < 8; i++) state_put_u32(p + 4 * i, v[i]);
     memcpy(p + 32, m->target_id, 16);
     memcpy(p + 48, m->drafter_id, 16);
@@ -43,6 +75,7 @@ size_t state_meta_pack(const struct state_meta *m, uint8_t *p)
         state_put_u32(at + 4, (uint32_t)m->sparse.dense);
         at += 8;
     }
+    if (m->gaps.n_text) at = gaps_pack(&m->gaps, at);
     return (size_t)(at - p);
 }
 
@@ -90,11 +123,12 @@ static int meta_unpack(struct state_meta *m, const uint8_t *p, uint64_t size, co
                        "%s: section META is too short (expected %d bytes or more, got %" PRIu64 ")", name,
                        STATE_META_FIXED, size);
     for (int i = 0; i < 8; i++) *v[i] = state_get_u32(p + 4 * i);
-    if (m->parts & ~(STATE_HIDDEN | STATE_SPARSE))
-        return err_set(e, ERR_FORMAT, "%s: section META: unknown flags (expected 0 to 3, got %" PRIu32 ")",
+    if (m->parts & ~(STATE_HIDDEN | STATE_SPARSE | STATE_GAPS))
+        return err_set(e, ERR_FORMAT, "%s: section META: unknown flags (expected 0 to 7, got %" PRIu32 ")",
                        name, m->parts);
+    const uint64_t gaps = m->parts & STATE_GAPS ? STATE_META_GAPS : 0;
     m->sparse.on = m->parts & STATE_SPARSE;
-    m->parts &= ~STATE_SPARSE;
+    m->parts &= ~(STATE_SPARSE | STATE_GAPS);
     memcpy(m->target_id, p + 32, 16);
     memcpy(m->drafter_id, p + 48, 16);
     memcpy(m->target, p + 64, STATE_NAME);
@@ -102,7 +136,7 @@ static int meta_unpack(struct state_meta *m, const uint8_t *p, uint64_t size, co
     m->target[STATE_NAME - 1] = m->drafter[STATE_NAME - 1] = 0;
     const uint64_t mixed = m->kv_type == STATE_MIXED ? (uint64_t)m->n_layer + m->n_draft_layer : 0,
                    sparse = m->sparse.on ? 8 : 0,
-                   expected = STATE_META_FIXED + 4ull * m->n_taps + 8 * mixed + sparse;
+                   expected = STATE_META_FIXED + 4ull * m->n_taps + 8 * mixed + sparse + gaps;
     if (m->n_taps > DESC_MAX_TAPS || size != expected)
         return err_set(e, ERR_FORMAT,
                        "%s: section META has the wrong size (expected %" PRIu64 " for %" PRIu32
@@ -116,7 +150,8 @@ static int meta_unpack(struct state_meta *m, const uint8_t *p, uint64_t size, co
         return err_set(e, ERR_FORMAT,
                        "%s: cache type not supported (expected " KN_KV_TYPES ", got number %" PRIu32 ")",
                        name, m->kv_type);
-    if (sparse && sparse_unpack(m, p + size - sparse, name, e)) return -1;
+    if (sparse && sparse_unpack(m, p + size - gaps - sparse, name, e)) return -1;
+    if (gaps && gaps_unpack(m, p + size - gaps, name, e)) return -1;
     return types_unpack(m, p + STATE_META_FIXED + 4 * m->n_taps, name, e);
 }
 
@@ -180,6 +215,7 @@ int state_open_fd(struct state **out, int fd, const char *name, struct state_inf
                                 .taps = st->m.taps,
                                 .n_taps = (int32_t)st->m.n_taps,
                                 .sparse = st->m.sparse,
+                                .gaps = st->m.gaps,
                                 .kv = st->m.kv[0],
                                 .draft_kv = st->m.kv[1],
                                 .has_drafter = st->m.n_draft_layer > 0 || st->m.parts,
@@ -210,6 +246,9 @@ int state_verify(struct state *st, uint64_t *n_sections, struct err *e)
 {
     const struct state_meta *m = &st->m;
     if (state_section(st, "TOKN", m->n_tokens * 4ull, e) || snap_skip(&st->r, e)) return -1;
+    if (m->gaps.n_text &&
+        (state_section(st, "KEPT", (uint64_t)m->gaps.n_kept * 4, e) || snap_skip(&st->r, e)))
+        return -1;
     if (state_section(st, "LOGT", m->n_vocab * 4ull, e) || snap_skip(&st->r, e)) return -1;
     for (uint32_t i = 0; i < m->n_layer + m->n_draft_layer; i++) {
         const bool draft = i >= m->n_layer;

@@ -238,6 +238,7 @@ static const struct kn_ops *table(bool direct, bool chains)
     t.rope_store = cuda_rope_store;
     t.attention = cuda_attention;
     t.attend = cuda_attend;
+    t.attention_weights = cuda_attention_weights;
     t.tap = cuda_tap;
     t.norm_add = cuda_norm_add;
     t.norm_join = cuda_norm_join;

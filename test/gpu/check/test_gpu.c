@@ -115,7 +115,7 @@ static void check_rope_table(void)
         int32_t *p = put(be, pos, sizeof pos);
         double *f = put(be, freq, sizeof freq);
         float *d = put(be, NULL, N * ROT * 4);
-        must(be, "rope_table", kn_op(be)->rope_table(be, d, p, N, f, ROT));
+        must(be, "rope_table", kn_op(be)->rope_table(be, d, p, NULL, N, f, ROT));
         out[b] = get(be, d, N * ROT * 4);
         drop(be, p), drop(be, f), drop(be, d);
     }
