@@ -85,6 +85,12 @@ static void state_json(const struct state_info *x, const char *path, const struc
     if (j && x->sparse.on)
         json_object_set_new(
             j, "sparse", json_pack("{s:f,s:i}", "alpha", (double)x->sparse.alpha, "dense", x->sparse.dense));
+    if (j && x->gaps.n_text)
+        json_object_set_new(j, "compressed",
+                            json_pack("{s:i,s:i,s:f,s:o,s:s}", "text_tokens", x->gaps.n_text, "kept_tokens",
+                                      x->gaps.n_kept, "keep", (double)x->gaps.keep, "scorer",
+                                      json_text(x->gaps.scorer, strlen(x->gaps.scorer)), "scorer_identity",
+                                      hex(x->gaps.scorer_id, id)));
     if (j && x->has_drafter) {
         json_object_set_new(j, "drafter", json_text(x->drafter, strlen(x->drafter)));
         json_object_set_new(j, "drafter_identity", json_string(hex(x->drafter_id, id)));
@@ -118,6 +124,11 @@ int show_state(const char *path, bool json, struct err *e)
     if (x.sparse.on)
         printf("%-12s --sparse %g --sparse-dense %" PRId32 "\n", "prompts", (double)x.sparse.alpha,
                x.sparse.dense);
+    if (x.gaps.n_text) {
+        printf("%-12s %" PRId32 " of %" PRId32 " tokens of the prompt were kept (--compress %g): lossy\n",
+               "compressed", x.gaps.n_kept, x.gaps.n_text, (double)x.gaps.keep);
+        show_model_wanted("scorer", x.gaps.scorer, x.gaps.scorer_id);
+    }
     if (x.has_drafter) {
         show_model_wanted("drafter", x.drafter, x.drafter_id);
         printf("%-12s %" PRId32 " layer%s, %s", "", x.n_draft_layer, x.n_draft_layer == 1 ? "" : "s",

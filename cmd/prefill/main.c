@@ -173,7 +173,6 @@ static int check_imatrix(const struct imatrix *im, struct err *e)
 
 static int check_inputs(struct prompt *p, struct err *e)
 {
-    const struct session_gaps *g = &p->info.gaps;
     const int64_t rows = cf.keep > 0 ? compress_budget((double)cf.keep, (int32_t)p->n) : (int64_t)p->n,
                   all = (int64_t)p->info.n_tokens + rows;
     const struct desc *d = m.drafter ? m.drafter->d : NULL;
@@ -181,7 +180,7 @@ static int check_inputs(struct prompt *p, struct err *e)
     p->o.chunk = chunk ? chunk : p->info.chunk;
     if (models_check_ids(&m, "stdin", p->ids, p->n, e) || session_prompt_check(p->o.ctx, all, e)) return -1;
     if (!p->state) models_check_bos(&m, &cli, p->ids, p->n);
-    models_check_length(&m, &cli, all - rows + (int64_t)p->n + g->n_text - g->n_kept);
+    models_check_length(&m, &cli, all - rows + (int64_t)p->n + models_left_out(&cli, &p->info));
     if (cf.keep > 0 && compress_inputs(&p->compress, &m, &cli, p->ids, (int32_t)p->n, e)) return -1;
     if (models_kv(&m, p->state ? &p->info : NULL, &p->o, e)) return -1;
     if (!p->state) return 0;

@@ -587,6 +587,7 @@ int main(int argc, char **argv)
             check_rope_table();
             check_small();
             check_cells();
+            check_weights();
             check_rope_store();
             check_attention();
             check_attention_extremes();
