@@ -233,7 +233,7 @@ $(BUILD)/test/offers: test/reference/offers.c $(LIB)
 DENSE := $(BUILD)/pair
 HYBRID := $(BUILD)/pair-hybrid
 # Every matrix in one of these; as recipes of dflash-quantize they are mixes.
-LOW := iq4_nl iq4_xs q3_k q2_k
+LOW := iq4_nl iq4_xs q3_k q2_k iq3_s iq2_xxs mxfp4
 RELATIVES := dflash2 dspark domino block
 define pair_rules
 $(BUILD)/$1/target-%.gguf: data/$1/target/model.safetensors $(BIN)/dflash-convert
@@ -300,6 +300,15 @@ $(BUILD)/test/lossless: test/lossless.c $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
+
+# What each type of weights costs the pairs: the tables of docs/perplexity.md, made anew.
+QUALITY_TYPES := f32 f16 bf16 q8_0 q6_k q5_k q5_0 q4_k q4_k_m q4_0 $(LOW)
+QUALITY_FILES := $(foreach p,$(DENSE) $(HYBRID),$(QUALITY_TYPES:%=$p/target-%.gguf))
+.PHONY: docs-quality
+docs-quality: all $(QUALITY_FILES)
+	$(Q)sed '/^| pair/,$$d' docs/perplexity.md >$(BUILD)/quality.md
+	$(Q)data/quality.sh $(BIN) $(DENSE) $(QUALITY_TYPES) >>$(BUILD)/quality.md && echo >>$(BUILD)/quality.md
+	$(Q)data/quality.sh $(BIN) $(HYBRID) $(QUALITY_TYPES) >>$(BUILD)/quality.md && mv $(BUILD)/quality.md docs/perplexity.md
 
 # Calls that fail: every program with the nth allocation, read, write ... failing (test/inject). `make test` has INJECT_POINTS
 # of each kind a program; `make test-faults` those that stand for every path of calls; FAULTS=all is every single one.
@@ -449,6 +458,9 @@ GPU_SUITES = "gpu/mm=$(BUILD)/test/mm_gpu check" \
     "gpu/lossless-pair-mtp=$(GPU_LOSSLESS) $(MTP) $(LOSSLESS_PROMPT) --untrained --device cuda --types $(HYBRID_TYPES)" \
     "gpu/lossless-kv=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --types wide --kv" \
     "gpu/lossless-kv-hybrid=$(GPU_LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --types wide --kv" \
+    "gpu/lossless-kv-host=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --kv-host" \
+    "gpu/lossless-kv-host-hybrid=$(GPU_LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --kv-host --types $(HYBRID_TYPES)" \
+    "gpu/lossless-kv-host-wide=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --kv-host --types wide --kv" \
     "gpu/family=DEVICE=cuda test/family/check_families.sh $(BIN) $(BUILD)/test/family-cuda"
 
 # What a turn of a chat costs, from a state and anew, over random weights of Qwen3-0.6B (400 MB): minutes on two cores.

@@ -450,6 +450,10 @@ static void set_flag(const struct cli *c, const struct cli_flag *f, const char *
             cli_usage_error(c, "%s: the value is empty (expected %s)", f->name, f->arg);
         *(const char **)f->value = s;
         break;
+    case CLI_I32_ALL:
+        *(int32_t *)f->value =
+            strcmp(s, "all") ? (int32_t)parse_int(c, f, s, INT32_MIN, INT32_MAX) : INT32_MAX;
+        break;
     case CLI_I32: *(int32_t *)f->value = (int32_t)parse_int(c, f, s, INT32_MIN, INT32_MAX); break;
     case CLI_I64: *(int64_t *)f->value = parse_int(c, f, s, INT64_MIN, INT64_MAX); break;
     case CLI_U64: *(uint64_t *)f->value = parse_u64(c, f, s); break;

@@ -11,9 +11,20 @@
 #include <stdio.h>
 #include "../common/base/err.h"
 
-/* CLI_F32_ABOVE: min itself is outside. CLI_LIST: a string, repeated. CLI_COUNTED: a whole number and a name,
- * in two arguments. */
-enum cli_kind { CLI_FLAG, CLI_STR, CLI_I32, CLI_I64, CLI_U64, CLI_F32, CLI_F32_ABOVE, CLI_LIST, CLI_COUNTED };
+/* CLI_I32_ALL: a whole number, or "all", which is INT32_MAX. CLI_F32_ABOVE: min itself is outside. CLI_LIST:
+ * a string, repeated. CLI_COUNTED: a whole number and a name, in two arguments. */
+enum cli_kind {
+    CLI_FLAG,
+    CLI_STR,
+    CLI_I32,
+    CLI_I32_ALL,
+    CLI_I64,
+    CLI_U64,
+    CLI_F32,
+    CLI_F32_ABOVE,
+    CLI_LIST,
+    CLI_COUNTED
+};
 
 struct cli_counted {
     int32_t n;
@@ -28,8 +39,9 @@ struct cli_list {
 struct cli_flag {
     const char *name; /* "--type"; or short: "-o" */
     enum cli_kind kind;
-    void *value;     /* bool, const char *, int32_t, int64_t, uint64_t, float, struct cli_list, cli_counted */
-    const char *arg; /* "FILE", "N"; NULL for CLI_FLAG */
+    void *value;      /* bool, const char *, int32_t (two kinds), int64_t, uint64_t, float, struct cli_list,
+                         cli_counted */
+    const char *arg;  /* "FILE", "N"; NULL for CLI_FLAG */
     const char *help; /* one line, lower case, no full stop */
     double min, max;  /* numbers: inclusive range, checked where min < max */
 };

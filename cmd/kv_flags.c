@@ -161,26 +161,40 @@ static int check_heads(const struct desc *d, const char *role, const struct kn_k
     return 0;
 }
 
-int kv_flags_resolve(struct kv_flags *f, const struct desc *t, const struct desc *d,
+/* The types of a state's drafter, or of its place among them; NULL: it has none. */
+static const struct kn_kv_types *kept_types(const struct state_info *info, const struct desc *d)
+{
+    for (int32_t i = 0; i < info->n_drafters; i++)
+        if (!memcmp(info->by[i].id, d->identity, 16) && info->by[i].n_layer == desc_draft_caches(d))
+            return info->by[i].kv;
+    return NULL;
+}
+
+int kv_flags_resolve(struct kv_flags *f, const struct desc *t, const struct desc *const *drafters, int32_t n,
                      const struct state_info *info, struct session_options *o, struct err *e)
 {
-    struct kn_kv_types all = {KN_F16, KN_F16}, draft;
+    const struct desc *d = n ? drafters[0] : NULL;
+    const bool kept = info && !f->kv;
+    struct kn_kv_types all = {KN_F16, KN_F16}, draft, *y = f->of[1];
+    bool alike = true;
     if (f->kv && both_types("--kv", f->kv, &all, e)) return -1;
     draft = of_drafter(all);
     if (f->draft_kv && both_types("--draft-kv", f->draft_kv, &draft, e)) return -1;
-    for (int i = 0; i < DESC_MAX_LAYERS; i++) {
-        const bool kept = info && !f->kv, has[2] = {kept && i < info->n_layer && kn_kv_known(info->kv[i].k),
-                                                    kept && !f->draft_kv && i < info->n_draft_layer};
-        f->of[0][i] = has[0] ? info->kv[i] : all;
-        f->of[1][i] = has[1] ? info->draft_kv[i] : draft;
-    }
+    for (int i = 0; i < DESC_MAX_LAYERS; i++)
+        f->of[0][i] = kept && i < info->n_layer && kn_kv_known(info->kv[i].k) ? info->kv[i] : all;
     for (int i = 0; i < f->layers.n; i++)
         if (some_layers(t, d, f->layers.v[i], f->of[0], e)) return -1;
-    if (check_heads(t, "target", f->of[0], e) || check_heads(d, "drafter", f->of[1], e)) return -1;
+    if (check_heads(t, "target", f->of[0], e)) return -1;
     o->kv_convert = f->convert;
     o->kv = f->of[0][desc_attention(t) - t->layer];
+    for (int32_t k = 0; k < n; y += desc_draft_caches(drafters[k++])) {
+        const struct kn_kv_types *saved = kept && !f->draft_kv ? kept_types(info, drafters[k]) : NULL;
+        for (int i = 0; i < drafters[k]->n_layer; i++) y[i] = saved ? saved[i] : draft;
+        if (check_heads(drafters[k], "drafter", y, e)) return -1;
+        alike = alike && all_are(drafters[k], y, o->kv);
+    }
     o->kv_layers = all_are(t, f->of[0], o->kv) ? NULL : f->of[0];
-    o->draft_kv_layers = !d || all_are(d, f->of[1], o->kv) ? NULL : f->of[1];
+    o->draft_kv_layers = alike ? NULL : f->of[1];
     return 0;
 }
 

@@ -9,7 +9,8 @@ struct kv_flags {
     const char *kv, *draft_kv; /* as given, or NULL */
     struct cli_list layers;
     bool convert;
-    struct kn_kv_types of[2][DESC_MAX_LAYERS]; /* of target and drafter: what the flags come to */
+    struct kn_kv_types
+        of[2][PLAN_SOURCES * DESC_MAX_LAYERS]; /* of target and drafters: what the flags come to */
 };
 
 #define KV_FLAGS(f)                                                                                          \
@@ -41,9 +42,9 @@ struct kv_flags {
 /* "" or what is wrong with --kv-convert. */
 const char *kv_flags_convert_doubt(const struct kv_flags *f, const char *state_path);
 /* The types of o's caches. What no flag says is as info has it (a state's; NULL: there is none), else f16.
- * d: NULL without a drafter. o borrows f. ERR_USAGE: a type or a list that is none, or a
+ * drafters: n of them. o borrows f. ERR_USAGE: a type or a list that is none, or a
  * type that does not fit the heads. */
-int kv_flags_resolve(struct kv_flags *f, const struct desc *t, const struct desc *d,
+int kv_flags_resolve(struct kv_flags *f, const struct desc *t, const struct desc *const *drafters, int32_t n,
                      const struct state_info *info, struct session_options *o, struct err *e);
 /* Has a layer of the target keys or values of fewer than 8 bits? f: resolved. */
 bool kv_flags_coarse(const struct kv_flags *f, const struct desc *t);

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "../common/file/gguf.h"
+#include "../common/file/imatrix.h"
 #include "../common/base/io.h"
 #include "../common/base/json.h"
 #include "../common/base/text.h"
@@ -33,6 +34,11 @@ static void warn_device(const struct models *m, const struct cli *c, const char 
         cli_warn(c, "--kernels %s is for cuda and does nothing on the CPU, where this runs", m->kernels);
     if (!cpu && m->isa && strcmp(m->isa, "auto"))
         cli_warn(c, "--isa %s is for the CPU and does nothing on %s, where this runs", m->isa, device);
+    if (cpu && (m->experts_host || m->kv_host || m->kv_host_layers))
+        cli_warn(c, "--%s is for cuda and does nothing on the CPU, where all memory is the host's",
+                 m->experts_host ? "experts-host"
+                 : m->kv_host    ? "kv-host"
+                                 : "kv-host-layers");
 }
 
 static int open_backend(struct models *m, const struct cli *c, struct err *e)
@@ -162,6 +168,10 @@ static void describe(const struct models *all, const struct cli *c, const char *
         return;
     }
     cli_detail(c, "%s: block %d, mask id %d", role, d->block_size, d->mask_id);
+    if (desc_draft_reach(d))
+        cli_detail(c,
+                   "%s: layers without a window see the last %d positions (--draft-window all: all of them)",
+                   role, desc_draft_reach(d));
     desc_tell(d, NULL, tell_line, (void *)(uintptr_t)c);
     int sliding = 0;
     for (int i = 0; i < d->n_layer; i++) sliding += d->layer[i].window > 0;
@@ -199,17 +209,39 @@ static void overrides(const struct models *m, const struct cli *c, struct desc_o
 {
     *o = (struct desc_override){.drafter = true, .draft_causal = m->draft_causal};
     drafter_flags_read(c, &m->draft, "--draft-", o);
+    if (!m->drafter_path || m->drafter_path == m->target_path) /* its MTP block */
+        o->kv = m->over, o->n_kv = m->keys.n;
+}
+
+static struct desc_override target_overrides(const struct models *m)
+{
+    return (struct desc_override){.draft_causal = -1, .kv = m->over, .n_kv = m->keys.n};
+}
+
+/* Which experts stay in the host's memory. */
+static int place_experts(struct models *m, struct err *e)
+{
+    struct imatrix *counts = NULL;
+    int rc = -1;
+    if (m->experts_counts && imatrix_read(&counts, m->experts_counts, e)) return -1;
+    if (model_place(m->target, m->experts_host, counts, e) == 0)
+        rc = 0;
+    else if (counts && e->code == ERR_FORMAT)
+        err_prefix(e, "%s", m->experts_counts);
+    imatrix_free(counts);
+    return rc;
 }
 
 static int open_target(struct models *m, const struct cli *c, struct err *e)
 {
-    const struct desc_override none = {.draft_causal = -1};
-    if (model_open(&m->target, m->target_path, m->be, &none, e)) return -1;
+    const struct desc_override o = target_overrides(m);
+    if (model_open(&m->target, m->target_path, m->be, &o, e)) return -1;
     if (desc_drafts(m->target->d)) {
         err_set(e, ERR_FORMAT, "%s: is a drafter (expected a target, got architecture %s)", m->target_path,
                 m->target->d->arch_name);
         return err_hint(e, "a drafter goes with -d, beside the target that it was made for");
     }
+    if (place_experts(m, e)) return -1;
     describe(m, c, "target", m->target_path, m->target);
     return 0;
 }
@@ -249,6 +281,58 @@ static int open_drafter(struct models *m, const struct cli *c, struct err *e)
     return 0;
 }
 
+static struct desc_override beside_overrides(const struct models *m)
+{
+    struct desc_override o = {.drafter = true, .draft_causal = -1};
+    if (m->mtp && m->target_path && !strcmp(m->mtp, m->target_path)) o.kv = m->over, o.n_kv = m->keys.n;
+    return o;
+}
+
+/* An MTP block, beside the drafter. */
+static int open_beside(struct models *m, const struct cli *c, struct err *e)
+{
+    const struct desc_override own = beside_overrides(m);
+    if (model_open(&m->beside, m->mtp, m->be, &own, e)) return -1;
+    if (m->beside->d->arch != DESC_QWEN35_MTP)
+        return err_set(e, ERR_FORMAT,
+                       "%s: holds no block that predicts further tokens (expected nextn_predict_layers and "
+                       "blk.%d.nextn.eh_proj.weight for --mtp, got architecture %s)",
+                       m->mtp, m->target->d->n_layer, m->beside->d->arch_name);
+    if (desc_reads_hidden(m->drafter->d))
+        return err_set(
+            e, ERR_USAGE,
+            "--mtp: %s reads the target's last hidden state as the MTP block does (expected a drafter that "
+            "reads taps beside it)",
+            m->drafter_path);
+    describe(m, c, "beside it", m->mtp, m->beside);
+    return desc_pair(m->target->d, m->beside->d, e);
+}
+
+struct source *models_sources(struct models *m)
+{
+    if (!m->drafter) return NULL;
+    m->sources[0] = source_drafter(m->drafter);
+    if (!m->beside) return m->sources;
+    m->sources[1] = source_drafter(m->beside);
+    if (m->mtp_block) m->sources[1].usual = m->mtp_block;
+    m->sources[0].beside = &m->sources[1];
+    return m->sources;
+}
+
+int32_t models_drafters(const struct models *m, const struct desc *list[PLAN_SOURCES])
+{
+    int32_t n = 0;
+    if (m->drafter) list[n++] = m->drafter->d;
+    if (m->beside) list[n++] = m->beside->d;
+    return n;
+}
+
+void models_no_mtp(const struct models *m, const struct cli *c, const char *what)
+{
+    if (m->mtp)
+        cli_usage_error(c, "--mtp and %s: one drafter is asked (expected -d DRAFTER, or -d target)", what);
+}
+
 /* What is wrong with flags and inputs, as far as the descriptions can tell. */
 static int check(struct models *m, struct err *e)
 {
@@ -261,8 +345,10 @@ static int check(struct models *m, struct err *e)
 
 static int fill(const struct models *m, const struct cli *c, struct err *e)
 {
-    struct progress target = {c, "loading target"}, drafter = {c, "loading drafter"};
+    struct progress target = {c, "loading target"}, drafter = {c, "loading drafter"},
+                    beside = {c, "loading MTP"};
     if (model_fill(m->target, show_progress, &target, e)) return -1;
+    if (m->beside && model_fill(m->beside, show_progress, &beside, e)) return -1;
     return m->drafter ? model_fill(m->drafter, show_progress, &drafter, e) : 0;
 }
 
@@ -281,6 +367,9 @@ static int plan(struct models *m, const struct cli *c, const struct session_opti
                models_device(m), loaded ? "" : "plan for at least ", o->ctx, (double)p.weights / gib,
                (double)p.caches / gib, (double)p.activations / gib, (double)p.scratch / gib,
                (double)p.all / gib, (double)p.free / gib, (double)p.total / gib);
+    if (p.host)
+        cli_detail(c, "%s: %.2f GiB of the host's memory, of %.2f available", models_device(m),
+                   (double)p.host / gib, (double)p.host_free / gib);
     return memory_plan_check(m->planner, o, loaded, &p, e);
 }
 
@@ -294,9 +383,19 @@ static int plan_first(struct models *m, const struct cli *c, struct err *e)
     overrides(m, c, &over);
     if (models_kv(m, NULL, &o, e)) return -1;
     if (o.ctx < 1) o.ctx = 1;
-    if (memory_plan_open(&m->planner, m->be, m->target_path, m->drafter_path, &over, &other)) return 0;
-    if (plan(m, c, &o, false, &other) == 0) return 0;
-    if (other.code != ERR_DEVICE) return 0;
+    const struct desc_override target = target_overrides(m), beside = beside_overrides(m);
+    const struct memory_plan_of of = {.target = m->target_path,
+                                      .drafter = m->drafter_path,
+                                      .mtp = m->mtp,
+                                      .target_override = &target,
+                                      .drafter_override = &over,
+                                      .mtp_override = &beside,
+                                      .placed = m->target};
+    if (memory_plan_open(&m->planner, m->be, &of, &other)) return 0;
+    if ((!m->kv_host || memory_plan_kv_host(m->planner, &o, false, &other) == 0) &&
+        plan(m, c, &o, false, &other) == 0)
+        return 0;
+    if (other.code != ERR_DEVICE && other.code != ERR_IO) return 0;
     *e = other;
     return -1;
 }
@@ -306,7 +405,7 @@ int models_session(struct models *m, const struct cli *c, const struct session_o
 {
     *s = NULL;
     if (m->planner && plan(m, c, o, true, e)) return -1;
-    return session_new(s, m->target, m->drafter, o, e);
+    return session_over(s, m->target, models_sources(m), o, e);
 }
 
 /* Caches of so many streams beside one that fits. */
@@ -343,6 +442,11 @@ void models_park(struct models *m, unsigned what)
         model_free(m->drafter);
         m->drafter = NULL;
     }
+    if (what & MODELS_DRAFTER && m->beside) {
+        memcpy(m->identity[2], m->beside->d->identity, 16);
+        model_free(m->beside);
+        m->beside = NULL;
+    }
     if (what & MODELS_TARGET && m->target) {
         memcpy(m->identity[0], m->target->d->identity, 16);
         model_free(m->target);
@@ -350,15 +454,18 @@ void models_park(struct models *m, unsigned what)
     }
 }
 
-static int take_back(struct models *m, const struct cli *c, bool drafter, struct err *e)
+/* which: 0 target, 1 drafter, 2 the one beside it. */
+static int take_back(struct models *m, const struct cli *c, int which, struct err *e)
 {
-    struct desc_override o = {.draft_causal = -1};
-    const char *path = drafter ? m->drafter_path : m->target_path;
-    struct model **x = drafter ? &m->drafter : &m->target;
-    struct progress p = {c, drafter ? "loading drafter" : "loading target"};
-    if (drafter) overrides(m, c, &o);
+    struct desc_override o = which == 2 ? beside_overrides(m) : target_overrides(m);
+    const char *path = which == 2 ? m->mtp : which ? m->drafter_path : m->target_path;
+    struct model **x = which == 2 ? &m->beside : which ? &m->drafter : &m->target;
+    struct progress p = {c, which ? "loading drafter" : "loading target"};
+    if (which == 1) overrides(m, c, &o);
     if (model_open(x, path, m->be, &o, e)) return -1;
-    if (memcmp((*x)->d->identity, m->identity[drafter], 16))
+    if (!which && place_experts(m, e))
+        ;
+    else if (memcmp((*x)->d->identity, m->identity[which], 16))
         err_set(e, ERR_FORMAT, "%s: is another file than the one that was parked", path);
     else if (model_fill(*x, show_progress, &p, e) == 0)
         return 0;
@@ -369,17 +476,27 @@ static int take_back(struct models *m, const struct cli *c, bool drafter, struct
 
 int models_unpark(struct models *m, const struct cli *c, unsigned what, struct err *e)
 {
-    if (what & MODELS_TARGET && !m->target && take_back(m, c, false, e)) return -1;
-    return what & MODELS_DRAFTER && m->drafter_path && !m->drafter ? take_back(m, c, true, e) : 0;
+    if (what & MODELS_TARGET && !m->target && take_back(m, c, 0, e)) return -1;
+    if (what & MODELS_DRAFTER && m->drafter_path && !m->drafter && take_back(m, c, 1, e)) return -1;
+    return what & MODELS_DRAFTER && m->mtp && !m->beside ? take_back(m, c, 2, e) : 0;
 }
 
-void models_check_flags(const struct models *m, const struct cli *c)
+void models_check_flags(struct models *m, const struct cli *c)
 {
     struct desc_override seen;
+    struct err bad = {0};
+    if (!m->over && gguf_overrides_parse(&m->over, m->keys.v, m->keys.n, &bad)) exit(cli_fail(c, &bad));
     if (!m->target_path) cli_usage_error(c, "-m TARGET is missing");
     if (!m->drafter_path && drafter_flags_given(&m->draft))
         cli_usage_error(c, "--draft-%s needs a drafter (-d DRAFTER)", drafter_flags_given(&m->draft));
+    if (m->experts_counts && !m->experts_host) cli_usage_error(c, "--experts-counts needs --experts-host N");
     if (!m->drafter_path && m->kv.draft_kv) cli_usage_error(c, "--draft-kv needs a drafter (-d DRAFTER)");
+    if (m->mtp && !m->drafter_path)
+        cli_usage_error(
+            c, "--mtp: the MTP block stands beside another drafter (expected -d DRAFTER; alone it is -d %s)",
+            m->mtp);
+    if (m->mtp_block && !m->mtp)
+        cli_usage_error(c, "--mtp-block needs --mtp (of an MTP block alone it is --block)");
     if (!m->drafter_path && m->draft_causal >= 0)
         cli_usage_error(c, "--draft-causal needs a drafter (-d DRAFTER)");
     overrides(m, c, &seen);
@@ -390,11 +507,19 @@ int models_open(struct models *m, const struct cli *c, struct err *e)
     double start = cli_seconds();
     models_check_flags(m, c);
     if (m->drafter_path && !strcmp(m->drafter_path, "target")) m->drafter_path = m->target_path;
-    if (open_backend(m, c, e) || open_target(m, c, e) || (m->drafter_path && open_drafter(m, c, e)))
+    if (m->mtp && !strcmp(m->mtp, "target")) m->mtp = m->target_path;
+    if (open_backend(m, c, e) || open_target(m, c, e) || (m->drafter_path && open_drafter(m, c, e)) ||
+        (m->mtp && open_beside(m, c, e)))
         return -1;
     if (check(m, e)) return -1;
     if (m->target->d->arch == DESC_GEMMA4 && kv_flags_coarse(&m->kv, m->target->d))
         cli_warn(c, "a Gemma's keys and values below q8_0: its text suffers far more than other models'");
+    if (m->pool)
+        cli_note(
+            c,
+            "a pool of %d positions: rows see no more of full layers, the output is another than that of "
+            "all",
+            m->pool);
     if (plan_first(m, c, e) || fill(m, c, e)) return -1;
     m->load_s = cli_seconds() - start;
     cli_detail(c, "%s, %s, %d threads: loaded in %.2f s", models_device(m), kn_backend_isa(m->be),
@@ -405,18 +530,23 @@ int models_open(struct models *m, const struct cli *c, struct err *e)
 void models_close(struct models *m)
 {
     memory_plan_close(m->planner);
+    model_free(m->beside);
     model_free(m->drafter);
     model_free(m->target);
     if (m->be) kn_backend_close(m->be);
-    m->drafter = m->target = NULL;
+    m->beside = m->drafter = m->target = NULL;
     m->planner = NULL;
     m->be = NULL;
 }
 
 int models_kv(struct models *m, const struct state_info *info, struct session_options *o, struct err *e)
 {
+    const struct desc *drafters[PLAN_SOURCES];
     sparse_flags_resolve(&m->sparse, info, o);
-    return kv_flags_resolve(&m->kv, m->target->d, m->drafter ? m->drafter->d : NULL, info, o, e);
+    if (kv_flags_resolve(&m->kv, m->target->d, drafters, models_drafters(m, drafters), info, o, e)) return -1;
+    o->kv_host = m->kv_host_layers;
+    o->pool = m->pool;
+    return m->kv_host && m->planner ? memory_plan_kv_host(m->planner, o, true, e) : 0;
 }
 
 void models_check_bos(const struct models *m, const struct cli *c, const int32_t *ids, size_t n)
@@ -472,4 +602,12 @@ int models_check_ids(const struct models *m, const char *name, const int32_t *id
 const char *models_device(const struct models *m)
 {
     return kn_op(m->be)->name;
+}
+
+json_t *models_keys_json(const struct models *m)
+{
+    json_t *j = json_array();
+    for (int i = 0; i < m->keys.n; i++)
+        json_array_append_new(j, json_text(m->keys.v[i], strlen(m->keys.v[i])));
+    return j;
 }

@@ -59,10 +59,20 @@ void plan_flags_check(struct plan_flags *f, const struct cli *c)
         cli_usage_error(c, "--calibration does nothing with --%s N", by);
 }
 
+void plan_flags_check_mtp(const struct plan_flags *f, const struct cli *c, bool mtp)
+{
+    if (mtp && (f->rows || f->tree_fixed))
+        cli_usage_error(c, "--mtp and --%s N: plans choose who proposes (expected --width auto)",
+                        f->rows ? "width" : "tree");
+    if (!mtp && f->mtp_calibration_path) cli_usage_error(c, "--mtp-calibration needs --mtp");
+}
+
 int plan_flags_read(struct plan_flags *f, struct err *e)
 {
     calibration_init(&f->calibration);
     if (f->calibration_path && calibration_read(&f->calibration, f->calibration_path, e)) return -1;
+    if (f->mtp_calibration_path && calibration_read_source(&f->calibration, 2, f->mtp_calibration_path, e))
+        return -1;
     if (!f->times_path) return 0;
     f->timed = true;
     return plan_times_read(&f->times, f->times_path, e);
@@ -73,10 +83,12 @@ int plan_flags_read(struct plan_flags *f, struct err *e)
 static void guess_missing(struct plan_flags *f, const struct session *s, const int32_t *counts, int32_t n,
                           struct session_times *t)
 {
-    const struct model *d = s->source ? s->source->model : NULL;
     f->guessed = 0;
-    if (t->draft_s == 0 && d) {
-        t->draft_s = t->plain_s * (double)d->bytes_step / (double)s->target->bytes_step;
+    for (int32_t i = 0; i < s->n_sources; i++) {
+        const struct model *d = s->by[i].of->model;
+        if (t->draft_s[i] != 0 || !d) continue;
+        const double steps = s->by[i].of->needs.hidden ? s->by[i].block - 1 : 1;
+        t->draft_s[i] = t->plain_s * steps * (double)d->bytes_step / (double)s->target->bytes_step;
         f->guessed++;
     }
     for (int32_t i = 0; i < n; i++) {
@@ -90,7 +102,7 @@ static void guess_missing(struct plan_flags *f, const struct session *s, const i
 static int measure(struct plan_flags *f, struct session *s, const struct kn_sampler *sampler,
                    const int32_t *counts, int32_t n, struct err *e)
 {
-    const int32_t block = s->source ? s->o.block : 1;
+    const int32_t block = session_block(s);
     int32_t order[SESSION_MAX_ROWS + 1], k = 0;
     struct session_times t;
     if (f->timed && (f->lazy || !s->op->replay)) return 0;
@@ -120,8 +132,7 @@ int plan_flags_open(struct plan_flags *f, struct session *s, bool look_only, con
     int32_t counts[SESSION_MAX_ROWS];
     f->planner = (struct planner){0};
     if (!plan_flags_auto(f) || (!s->source && !s->o.look)) return 0;
-    const int32_t n =
-        planner_auto_counts(s->source ? s->o.block : 1, s->o.look, s->op->replay != NULL, counts);
+    const int32_t n = planner_auto_counts(session_block(s), s->o.look, s->op->replay != NULL, counts);
     if (measure(f, s, sampler, counts, n, e)) return -1;
     if (!f->timed) return 0; /* no memory to measure in: every cycle drafts and verifies a block */
     const struct planner_auto_options o = {.times = &f->times,
@@ -132,6 +143,7 @@ int plan_flags_open(struct plan_flags *f, struct session *s, bool look_only, con
                                            .counts = counts,
                                            .n_counts = n,
                                            .block = s->source ? s->o.block : 1,
+                                           .beside = s->n_sources > 1 ? s->by[1].block : 0,
                                            .drafter = s->source && !look_only,
                                            .look = s->o.look != NULL,
                                            .tree = s->source && !look_only ? f->tree_most : 0,
@@ -172,6 +184,9 @@ void plan_flags_print(const struct plan_flags *f, const struct cli *c)
                              (long long)st->drafted[r], r);
     cli_detail(c, "plans: %lld plain cycles, %lld probes%s", (long long)st->plain, (long long)st->probes,
                text);
+    if (f->a.n_drafters > 1)
+        cli_detail(c, "plans: %lld drafts by the drafter, %lld by the MTP block", (long long)st->by[0],
+                   (long long)st->by[1]);
     cli_detail(c,
                "plans: plain steps alone would have had %.1f t/s; times took %.3f s to measure, %d were "
                "guessed",
@@ -190,7 +205,11 @@ json_t *plan_flags_json(const struct plan_flags *f)
     json_object_set_new(j, "tree_cycles_by_rows", by_rows(st->tree));
     json_object_set_new(j, "lookup_cycles_by_rows", by_rows(st->look));
     json_object_set_new(j, "probes", json_integer((json_int_t)st->probes));
-    json_object_set_new(j, "equality_by_slot", by_slot(f->a.calibration.draft_gauge));
+    json_object_set_new(j, "equality_by_slot", by_slot(f->a.calibration.draft_gauge[0]));
+    json_object_set_new(j, "mtp_equality_by_slot",
+                        f->a.n_drafters > 1 ? by_slot(f->a.calibration.draft_gauge[1]) : json_null());
+    json_object_set_new(j, "cycles_by_drafter",
+                        json_pack("[I,I]", (json_int_t)st->by[0], (json_int_t)st->by[1]));
     json_object_set_new(j, "lookup_equality_by_slot", by_slot(f->a.calibration.look_gauge));
     json_object_set_new(j, "probe_lost_s", json_finite(st->probe_lost_s));
     json_object_set_new(j, "draft_lost_s", json_finite(planner_auto_lost(&f->a)));

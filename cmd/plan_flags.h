@@ -12,13 +12,13 @@
 #include "cli.h"
 
 struct plan_flags {
-    const char *width, *times_path, *calibration_path; /* as given, or NULL */
-    const char *tree, *tree_seed;                      /* the same */
-    int32_t rows;                                      /* of --width N; 0: automatic, or of a tree */
-    int32_t tree_most;                                 /* proposals of a tree at most; 0: chains alone */
-    bool tree_fixed;                                   /* --tree N: so many every cycle */
-    bool seeded;                                       /* --tree-seed chain */
-    struct plan_times times;                           /* of the file; else measured at the first stream */
+    const char *width, *times_path, *calibration_path, *mtp_calibration_path; /* as given, or NULL */
+    const char *tree, *tree_seed;                                             /* the same */
+    int32_t rows;            /* of --width N; 0: automatic, or of a tree */
+    int32_t tree_most;       /* proposals of a tree at most; 0: chains alone */
+    bool tree_fixed;         /* --tree N: so many every cycle */
+    bool seeded;             /* --tree-seed chain */
+    struct plan_times times; /* of the file; else measured at the first stream */
     struct calibration calibration;
     bool timed;             /* times are there */
     bool lazy;              /* a stream that finds times there records what it runs when it runs it */
@@ -62,8 +62,18 @@ struct plan_flags {
             "what dflash-bench calibrate learnt of the drafter (default: what holds for most)", 0, 0         \
     }
 
+/* The same for the MTP block beside a drafter (models.h). */
+#define PLAN_MTP_FLAG(f)                                                                                     \
+    {                                                                                                        \
+        "--mtp-calibration", CLI_STR, &(f).mtp_calibration_path, "FILE",                                     \
+            "the same of the MTP block that --mtp puts beside it", 0, 0                                      \
+    }
+
 /* Usage errors: a width or tree that is none, both, or files that --width N and --tree N have no use for. */
 void plan_flags_check(struct plan_flags *f, const struct cli *c);
+/* The same of the MTP block beside a drafter: who proposes is chosen by plans that are automatic. mtp: it is
+ * there. */
+void plan_flags_check_mtp(const struct plan_flags *f, const struct cli *c, bool mtp);
 static inline bool plan_flags_auto(const struct plan_flags *f)
 {
     return !f->rows && !f->tree_fixed;

@@ -32,6 +32,11 @@ int redirect_open(struct redirect *r, const char *path, bool force, const char *
 
 int redirect_close(struct redirect *r, const struct cli *c, int status)
 {
+    return redirect_close_with(r, NULL, c, status);
+}
+
+int redirect_close_with(struct redirect *r, struct io_out *more, const struct cli *c, int status)
+{
     struct err e = {0};
     const bool failed = status != 0 && status != ERR_NEGATIVE; /* and said why */
     int closed = failed ? 0 : cli_close_stdout_as(c, name);
@@ -39,10 +44,13 @@ int redirect_close(struct redirect *r, const struct cli *c, int status)
         err_set(&e, ERR_IO, "out of memory (what was printed is not whole)");
         closed = cli_fail(c, &e);
     }
-    if (!r->active) return closed ? closed : status;
+    struct io_out *outs[2];
+    int n = 0;
+    if (r->active) outs[n++] = &r->out;
+    if (more) outs[n++] = more;
     if (closed || failed)
-        io_out_abort(&r->out);
-    else if (io_out_commit(&r->out, &e))
+        while (n) io_out_abort(outs[--n]);
+    else if (n && io_outs_commit(outs, n, &e))
         return cli_fail(c, &e);
     return closed ? closed : status;
 }

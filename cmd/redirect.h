@@ -25,5 +25,7 @@ const char *redirect_name(void);
 /* The last thing a program does with stdout: flush, check, close; keep the file where status says that what
  * was printed is an answer (0 or ERR_NEGATIVE), else remove it. Returns status, or what went wrong here. */
 int redirect_close(struct redirect *r, const struct cli *c, int status);
+/* The same with one more file (NULL: none), which is written: both appear, or none does. */
+int redirect_close_with(struct redirect *r, struct io_out *more, const struct cli *c, int status);
 
 #endif

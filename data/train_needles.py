@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Train the small model of the needle suite (dflash-bench needles): Qwen3, heads of 128, 512 raw token ids, 1.9 M parameters.
 
-usage: train_needles.py OUT_DIR [--seconds N] [--seed N] [--blocks C] [--check]
+usage: train_needles.py OUT_DIR [--from DIR] [--seconds N] [--seed N] [--blocks C] [--check]
 
 Leaves OUT_DIR/config.json, generation_config.json, model.safetensors (bf16, 3.8 MB; dflash-convert takes the folder) and
 report.json; prints exact answers by task at 1,024, 4,096 and 16,384 tokens. The budget is for training alone. --check: a few
-steps of everything on tiny sizes. Needs torch, safetensors; one GPU.
+steps of everything on tiny sizes. --from: go on from what an earlier run left, at 4,096 and 16,384 tokens, at a smaller rate and with
+more of what is right least often. Needs torch, safetensors; one GPU.
 
 A sequence is made of groups of 72 tokens behind a padding of 1 to 72. Most groups are 12 units of 6 tokens:
 
@@ -33,7 +34,10 @@ from train_pair import DEVICE, TINY, Optimiser, log, synchronize
 END, PAD, RECORD, ASK, ASK_ALL, POINTER, SPAN, COPY = range(8)
 KEY_0, KEYS, VALUE_0, VALUES = 16, 240, 256, 256
 UNIT, UNITS, GROUP, BLOCK = 6, 12, 72, 128
+KEEP = 1.5    # blocks that answers are read of score exp(-KEEP) of the best at least: 0.22, for lists made with 0.1
 HOT = 16      # every so many keys are written again
+STRAY = 0.06  # of the records of a group: a question in its place
+HOT_SHARE = 0.3  # of the questions are for these
 SECTION = 32  # units that share k1, in the mean
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "dtype": "bfloat16", "vocab_size": VALUE_0 + VALUES,
@@ -87,7 +91,8 @@ class Batch:
         at = torch.arange(U, device=DEVICE)
         r = uniform(b, U)
         first = at == 0
-        written = unit_kind == W
+        stray = (unit_kind == W) & (uniform(b, U) < STRAY) & ~first & (~ends[:, None] | (at >= int(0.85 * U)))
+        written = (unit_kind == W) & ~stray  # the others of such groups are questions alone among records
         again = written & (r < 0.15) & ~first
         fresh = written & ~again
         hot = fresh & ((fresh.long().cumsum(1) - 1) % HOT == 0)
@@ -98,10 +103,11 @@ class Batch:
         goal = torch.where(goal < 0, earlier(plain), goal)
         points &= goal >= 0
         r = uniform(b, U)
-        asked = torch.where(r < 0.3, earlier(hot), torch.where(r < 0.5, earlier(points), earlier(plain)))
+        r = torch.where(stray & (r >= HOT_SHARE) & (r < HOT_SHARE + 0.2), 1.0, r)  # chains stand in groups of questions
+        asked = torch.where(r < HOT_SHARE, earlier(hot), torch.where(r < HOT_SHARE + 0.2, earlier(points), earlier(plain)))
         asked = torch.where(asked < 0, earlier(hot), asked)
         root = torch.where(again, earlier(hot), root)
-        query = unit_kind == Q
+        query = (unit_kind == Q) | stray
         root = torch.where(query, asked, root).view(b, n, UNITS)
         follows = torch.zeros_like(root, dtype=torch.bool)
         in_q = kind == Q
@@ -183,7 +189,8 @@ class Needles(Target):
         return F.linear(y.flatten(2), self.o[self.row[i]].to(n.dtype))
 
     def block_loss(self, q, k):
-        """The divergence of softmax over blocks of log sum over rows of exp(q . mean k) from where the rows' weights really lie."""
+        """The divergence of softmax over blocks of log sum over rows of exp(q . mean k) from where the rows' weights really lie, and how
+        far blocks that answers are read of stand below what keeps them."""
         m, end = self.tile, (self.tile + 1) * BLOCK
         rows = q[:, m * BLOCK:end].transpose(1, 2).float() * self.D ** -0.5
         keys = k[:, :end].transpose(1, 2).repeat_interleave(self.H // self.G, 1).float()
@@ -198,7 +205,13 @@ class Needles(Target):
         hidden = torch.zeros(BLOCK, m + 1, dtype=torch.bool, device=q.device)
         hidden[:-1, m] = True
         guess = means.masked_fill(hidden, -torch.inf).logsumexp(2).log_softmax(-1)
-        return (goal * (goal.clamp(min=1e-9).log() - guess)).sum(-1).mean()
+        spread = (goal * (goal.clamp(min=1e-9).log() - guess)).sum(-1).mean()
+        asks = (self.wanted > 0)[:, None, :, None]
+        needed = torch.where(asks, mass, 0.0).amax(2) > 0.15  # what some answer is read of
+        needed[..., :2] = False
+        needed[..., m - 3:] = False
+        short = (guess.amax(-1, keepdim=True) - KEEP - guess).clamp(min=0)
+        return spread + 4 * (short * needed).sum() / (needed.sum() + 1)
 
 
 def dtype():
@@ -267,12 +280,13 @@ def save(model, folder):
 
 # tokens a sequence, sequences, share of the time at which it ends at the latest, exact answers at which it ends before
 STAGES = [(384, 192, 0.14, 0.97), (1024, 64, 0.30, 0.985), (4096, 16, 0.72, 2.0), (16384, 4, 1.0, 2.0)]
+FURTHER = [(4096, 16, 0.3, 2.0), (16384, 4, 1.0, 2.0)]  # with --from
 TINY_STAGES = [(384, 4, 0.6, 2.0), (1024, 2, 1.0, 2.0)]
 
 
-def train(model, seconds, blocks):
-    optimiser = Optimiser(model, 0.02, 4e-3, 0.01)
-    stages = TINY_STAGES if TINY else STAGES
+def train(model, seconds, blocks, further):
+    optimiser = Optimiser(model, 0.008 if further else 0.02, 1.5e-3 if further else 4e-3, 0.01)
+    stages = TINY_STAGES if TINY else FURTHER if further else STAGES
     synchronize()
     start, count, stage, smooth, reported, best, kept = time.time(), 0, 0, 0.0, -1, -1.0, None
     progress, began, aside = 0.0, 0, 0.0
@@ -288,7 +302,7 @@ def train(model, seconds, blocks):
         length, b = stages[stage][:2]
         if stage == len(stages) - 1 and count % 3 and not TINY:  # the longest are a third of the last steps
             length, b = stages[stage - 1][:2]
-        ramp = min(1.0, max(0.0, (progress - 0.35) / 0.15), 0.3 + max(0.0, (1 - progress) / 0.4)) * blocks * (smooth > 0.9)
+        ramp = min(1.0, 1.0 if further else max(0.0, (progress - 0.35) / 0.15), 0.3 + max(0.0, (1 - progress) / 0.4)) * blocks * (further or smooth > 0.9)
         batch = Batch(b, length, uniform(b) < 0.5)
         total, loss, exact = answers_loss(model, batch, ramp)
         total.backward()
@@ -321,17 +335,20 @@ def train(model, seconds, blocks):
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("out")
+    arguments.add_argument("--from", dest="start")
     arguments.add_argument("--seconds", type=float, default=420)
     arguments.add_argument("--seed", type=int, default=1)
-    arguments.add_argument("--blocks", type=float, default=0.02, help="weight of the loss of blocks' means (0: without)")
+    arguments.add_argument("--blocks", type=float, default=0.05, help="weight of the loss of blocks' means (0: without)")
     arguments.add_argument("--check", action="store_true")
     o = arguments.parse_args()
     torch.manual_seed(o.seed)
     random.seed(o.seed)
     torch.set_float32_matmul_precision("high")
-    model = Needles(CONFIG).to(DEVICE)
+    global HOT_SHARE
+    HOT_SHARE = 0.6 if o.start else HOT_SHARE
+    model = Needles.load(o.start, DEVICE).requires_grad_(True) if o.start else Needles(CONFIG).to(DEVICE)
     log("%.3f M parameters" % (sum(p.numel() for p in model.parameters()) / 1e6))
-    steps = train(model, o.seconds, o.blocks)
+    steps = train(model, o.seconds, o.blocks, o.start is not None)
     save(model, o.out)
     model = Needles.load(o.out, DEVICE)  # as the file rounds it
     report = {"seconds": o.seconds, "steps": steps, "blocks": o.blocks, "seed": o.seed, "exact": {}}

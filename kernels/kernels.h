@@ -141,6 +141,10 @@ struct kn_weight {
     void *packed;     /* the backend's layout, where KN_USE_LINEAR */
     size_t packed_bytes;
     int32_t exponent; /* CUDA: floor(log2) of the largest magnitude in packed */
+    /* Experts of which some stay in the host's memory (kn_hosted). */
+    int32_t n_host;  /* so many of n_mat; 0: none, and what follows is NULL */
+    void *host;      /* theirs, in the layout of packed: memory that the device reads over its link */
+    int16_t *places; /* [n_mat] device: an expert's place in packed; ~place, below 0, in host */
 };
 
 /* ---- KV cache ---- */
@@ -279,6 +283,8 @@ struct kn_settle {
 struct kn_candidates {
     int32_t ids[(KN_CYCLE_ROWS - 1) * KN_TOP]; /* [n - 1, top] as op->top left them */
     float values[(KN_CYCLE_ROWS - 1) * KN_TOP];
+    float scores[(KN_CYCLE_ROWS - 1) * KN_TOP *
+                 KN_TOP]; /* [n - 1, top, top] as op->edges left them, where it did */
 };
 
 /* The noise of sampling (docs/sampling.md): what is added to the log-probability of an id whose pick stands
@@ -456,19 +462,23 @@ struct kn_top {
 #define KN_EDGE_RANK 1024
 
 /* How well a candidate of a slot follows each of those of the slot before: scores[i, p, c] = values[i, c] +
- * scale * sum over r of (before[b, r] * hidden[i, r]) * after[ids[i, c], r], b = ids[i - 1, p]. Slot 0 has
- * one predecessor, *anchor: scores[0, 0, c]; the others of it are not written. NaN where the predecessor is
- * none, -Inf where the candidate is. */
+ * scale * sum over r of (before[b, r] * hidden[i, r]) * after[ids[i, c], r], b = ids[i - 1, p]; or with left,
+ * left[i, p, r] in place of the product. Slot 0 has one predecessor, *anchor: scores[0, 0, c]; the others of
+ * it are not written. NaN where the predecessor is none, -Inf where the candidate is. */
 struct kn_edges {
     const int32_t *ids;                     /* [n, k] of op->top */
     const float *values;                    /* [n, k] */
     const int32_t *anchor;                  /* one id in device memory */
-    const float *hidden;                    /* [n, n_in of the tables] */
-    const struct kn_weight *before, *after; /* KN_USE_ROWS, of one shape [n_vocab, rank], rank at most
+    const float *hidden;                    /* [n, n_in of the tables]; NULL: ones */
+    const struct kn_weight *before, *after; /* KN_USE_ROWS, [n_vocab, rank], rank at most
                                                KN_EDGE_RANK */
     float scale;
     int32_t n, k;
-    float *scores; /* [n, k, k] */
+    float *scores;     /* [n, k, k] */
+    const float *left; /* NULL, or [n, k, n_in]; then before and hidden are not read */
+    const int32_t
+        *row_of; /* NULL, or [n_ids]: the row of after that is an id's, -1: none, which counts as zeros */
+    int32_t n_ids;
 };
 
 /* A walk from slot to slot along scores: in each, the sampler's pick (docs/sampling.md) among the k
@@ -617,6 +627,7 @@ struct kn_offering {
     /* NULL, or candidates too (op->top): [n - 1, top], to candidates [n_offers]. */
     const int32_t *top_ids;
     const float *top_values;
+    const float *top_scores; /* NULL, or [n - 1, top, top] (op->edges) */
     int32_t top;
     struct kn_candidates *candidates;
 };
@@ -738,6 +749,11 @@ struct kn_ops {
     /* rope_store of one layer, then attention over its rows, both with the same q, pos, n, n_head and kv. q
      * and k may be left as they were. The same results as the two. NULL: the two. */
     int (*attend)(struct kn_backend *, const struct kn_rope_store *, const struct kn_attention *);
+    /* Keys and values between two caches of one shape and types that hold all positions, one of them in the
+     * host's memory: those of positions pos[0] to pos[0] + n - 1, n 0: of all before pos[0]. Bytes beside
+     * them, fewer than 16, may be carried too. NULL where alloc_host is. */
+    int (*carry)(struct kn_backend *, const struct kn_kv *to, const struct kn_kv *from, const int32_t *pos,
+                 int32_t n);
     /* dst[i, offset .. offset+width) = x[i]: a tap into the features [n, stride] */
     int (*tap)(struct kn_backend *, float *dst, int64_t stride, int64_t offset, const float *x, int32_t n,
                int64_t width);
@@ -793,6 +809,8 @@ struct kn_ops {
     /* Bytes a second at which the device reads its own memory once, measured now; 0: not measured. Takes
      * memory for a moment and waits. NULL: rows are in the host's memory. */
     double (*read_speed)(struct kn_backend *);
+    /* The same of the host's memory (alloc_host), read over the link by the faster of a kernel and a copy. */
+    double (*link_speed)(struct kn_backend *);
     /* Operations a second of the device's library in a large product of 16-bit numbers, measured now, two a
      * multiplication and addition; 0: not measured. As read_speed. */
     double (*product_speed)(struct kn_backend *);
@@ -800,6 +818,10 @@ struct kn_ops {
     /* Cycles. Memory that the host may read while the device writes it; zeroed. */
     void *(*alloc_shared)(struct kn_backend *, size_t bytes);
     void (*free_shared)(struct kn_backend *, void *);
+    /* Memory of the host's that operations read and write as if it were alloc's, over the device's link, and
+     * that upload, download and copy take; zeroed. NULL where all memory is the host's. */
+    void *(*alloc_host)(struct kn_backend *, size_t bytes);
+    void (*free_host)(struct kn_backend *, void *);
     /* history[pos[i]] = ids[i] */
     int (*place)(struct kn_backend *, int32_t *history, const int32_t *pos, const int32_t *ids, int32_t n);
     /* *at (device) = the time in ns, of a clock that only differences can be taken of */
@@ -835,6 +857,8 @@ struct kn_backend_head {
     int32_t kv_bound;               /* see kn_bound */
     const struct kn_weight *next_w; /* see kn_next */
     const float *next_norm;
+    const int32_t *hosted; /* see kn_hosted */
+    int32_t n_hosted;
 };
 static inline const struct kn_ops *kn_op(struct kn_backend *be)
 {
@@ -857,6 +881,16 @@ static inline void kn_next(struct kn_backend *be, const struct kn_weight *w, con
     struct kn_backend_head *head = (struct kn_backend_head *)be;
     head->next_w = w;
     head->next_norm = norm;
+}
+
+/* Of the matrices of the experts_loads that follow, those of these n ids, distinct and fewer than all, stay
+ * in the host's memory, from where the device reads what rows choose of them; results do not depend on it.
+ * ids NULL, n 0 (at first): none. Where all memory is the host's it says nothing. */
+static inline void kn_hosted(struct kn_backend *be, const int32_t *ids, int32_t n)
+{
+    struct kn_backend_head *head = (struct kn_backend_head *)be;
+    head->hosted = ids;
+    head->n_hosted = n;
 }
 
 #ifdef __cplusplus

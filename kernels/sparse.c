@@ -19,7 +19,8 @@ static bool forced(const struct kn_sparse *s, int32_t m, int32_t n)
 static float mass(const float *score, float top)
 {
     const float d = score[0] - top;
-    return d > -200 ? ldexpf(score[1], (int)d) : isnan(d) ? d : 0;
+    if (isnan(score[1]) || isnan(d)) return NAN;
+    return d < -126 ? 0 : ldexpf(score[1], (int)d);
 }
 
 /* Those of one query head that its scores keep. What is no number keeps its block. */

@@ -6,6 +6,7 @@
  * Both files compute the same; the second has outliers in keys and values, as real models have them. Without
  * rotation coarse caches lose them, which must show: else this test would not see a broken rotation. Chunks
  * of 512: keys are far and near. */
+#include "../common/run/perplexity.h"
 #include "../common/run/session.h"
 #include "../common/token/tokenizer.h"
 #include "../kernels/kv_rows.h"
@@ -51,38 +52,27 @@ static void read_text(const char *model, const char *path)
     io_map_close(&m);
 }
 
-struct sum {
-    double nll;
-    int32_t n, n_vocab;
-};
-
 static int take_rows(void *ctx, const float *rows, int32_t n, int32_t first, struct err *e)
 {
-    struct sum *s = ctx;
-    (void)e;
-    for (int32_t i = 0; i < n && first + i + 1 < n_ids; i++) {
-        const float *r = rows + (size_t)i * (size_t)s->n_vocab;
-        double top = (double)r[0], z = 0;
-        for (int32_t j = 1; j < s->n_vocab; j++) top = r[j] > top ? (double)r[j] : top;
-        for (int32_t j = 0; j < s->n_vocab; j++) z += exp((double)r[j] - top);
-        s->nll += top + log(z) - (double)r[ids[first + i + 1]];
-        s->n++;
-    }
-    return 0;
+    const int32_t scored = first + n < n_ids ? n : n_ids - 1 - first; /* the last token predicts none */
+    return scored > 0 ? perplexity_add(ctx, rows, scored, ids + first + 1, NULL, e) : 0;
 }
 
 static double perplexity(struct model *m, struct kn_kv_types kv, bool flat)
 {
     struct err e = {0};
     struct session *s;
-    struct sum sum = {.n_vocab = m->d->n_vocab};
+    struct perplexity p;
     const struct session_options o = {.ctx = N + 1, .chunk = 512, .kv = kv};
     kv_test_flat = flat;
-    if (session_new(&s, m, NULL, &o, &e) || session_prefill(s, ids, n_ids, take_rows, &sum, &e))
+    perplexity_begin(&p, m->d->n_vocab, false);
+    if (session_new(&s, m, NULL, &o, &e) || session_prefill(s, ids, n_ids, take_rows, &p, &e))
         die("prefill", &e);
     session_free(s);
     kv_test_flat = false;
-    return exp(sum.nll / sum.n);
+    const double x = perplexity_ppl(&p).value;
+    perplexity_free(&p);
+    return x;
 }
 
 /* Limits of log(perplexity / that of f32 caches), without outliers and with: q8_0 0.1 %, the others some 1.5

@@ -1,7 +1,7 @@
 /* lossless.c - drafted output equals undrafted output, and drafts do not depend on what must not change them.
  *
- * usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--untrained] [--kv] [--device NAME]
- *                 [--jobs N | --part I/N]
+ * usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--untrained] [--kv] [--kv-host]
+ *                 [--device NAME] [--jobs N | --part I/N]
  * PAIR_DIR holds target-TYPE.gguf and drafter-TYPE.gguf. A case is a point in prompts x target types x
  * drafter types x blocks x widths x sampling x coupled or greedy proposals x cache types x resumed states x
  * chunks x instruction sets x threads. Without --all a set of cases is run in which every pair of values of
@@ -16,8 +16,10 @@
  * random (with look-ups), stopped half way, saved, and gone on with from the state; one as the case says.
  * --device cuda: the same there. Instruction sets and threads are no axes then, and the chunk of the prompt
  * is part of a stream's identity: passes of more than 64 rows may round otherwise, alike in both modes.
- * --types LIST: only these types of target, joined by commas; iq4_nl, iq4_xs, q3_k, q2_k and wide (heads of
+ * --types LIST: only these types of target, joined by commas; those from iq4_nl on and wide (heads of
  * 128, test/make_wide.c) are run only so. --kv: caches of every type with every other instead (for wide).
+ * --kv-host: of most drafted cases one layer's keys and values, or all, are in the host's memory, of no plain
+ * one's.
  * --untrained: the drafter's weights are random, it has no relatives and offers no trees, and none of its
  * proposals need be right: what is accepted are look-ups' and rows of drawn plans.
  * --jobs N: N processes, each with the cases of its share of the references. --part I/N: only share I of
@@ -61,9 +63,9 @@ enum axis {
 /* 255..257: the drafter's window; 767..769 and 2304: its ring at the default chunk, and three times it. The
  * first eight are those of the pairwise set. */
 static const int prompt_len[] = {1, 40, 255, 256, 257, 767, 768, 769, 511, 512, 513, 2304};
-#define TYPES 15 /* the last five only where --types names them */
+#define TYPES 20 /* the last ten only where --types names them */
 static const char *target_type[TYPES] = {"bf16", "f32",  "f16",    "q8_0",   "q4_k_m", "q4_0", "q5_0", "q4_k",
-                                         "q5_k", "q6_k", "iq4_nl", "iq4_xs", "q3_k",   "q2_k", "wide"};
+                                         "q5_k", "q6_k", "iq4_nl", "iq4_xs", "q3_k",   "q2_k", "iq3_s", "iq3_xxs", "iq2_s", "iq2_xxs", "mxfp4", "wide"};
 static const char *const drafter_type[] = {"bf16",          "q8_0",           "q4_k_m",
                                            "dflash2-bf16",  "dflash2-q4_k_m", "dspark-bf16",
                                            "dspark-q4_k_m", "domino-bf16",    "domino-q4_k_m"};
@@ -191,6 +193,16 @@ static int take_proposals(void *ctx, const int32_t *ids, int32_t n, struct err *
     return 0;
 }
 
+/* --kv-host: layers of a case in the host's memory; none without a drafter, and of what traces are compared
+ * with: all axes at their first values. */
+static bool kv_host;
+static int32_t layers_hosted(const int *c, const struct model *d)
+{
+    int sum = 0;
+    for (int a = 0; a < AXES; a++) sum += a == PROMPT || a == TARGET || a == DRAFTER ? 0 : c[a];
+    return !kv_host || !d ? 0 : sum % 3 == 2 ? 1 : sum % 3 ? DESC_MAX_LAYERS : 0;
+}
+
 static struct session_options options_of(const int *c, const struct model *d)
 {
     for (int i = 0; i < DESC_MAX_LAYERS; i++) {
@@ -208,6 +220,7 @@ static struct session_options options_of(const int *c, const struct model *d)
         .block = d ? block_rows[c[BLOCK]] : 0,
         .draft_greedy = d && draft_greedy[c[GREEDY]],
         .kv = cache_type[c[CACHE]].kv,
+        .kv_host = layers_hosted(c, d),
         .look = look,
         .tree = d ? tree : 0,
         .kv_layers = cache_type[c[CACHE]].layers ? of_target : NULL,
@@ -852,6 +865,8 @@ int main(int argc, char **argv)
             untrained = no_trees = true, axis_size[DRAFTER] = 3;
         else if (!strcmp(argv[i], "--kv"))
             take_caches();
+        else if (!strcmp(argv[i], "--kv-host"))
+            kv_host = true;
         else if (!strcmp(argv[i], "--device") && i + 1 < argc)
             device = argv[++i];
         else if (!strcmp(argv[i], "--types") && i + 1 < argc)
@@ -863,7 +878,7 @@ int main(int argc, char **argv)
         else
             usage = true;
     if (usage) {
-        fprintf(stderr, "usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--untrained] [--kv] "
+        fprintf(stderr, "usage: lossless PAIR_DIR PROMPT.txt [--all] [--types LIST] [--untrained] [--kv] [--kv-host] "
                         "[--device NAME] [--jobs N | --part I/N]\n");
         return 2;
     }

@@ -21,8 +21,10 @@ int bench_rows(int argc, char **argv);
 int bench_calibrate(int argc, char **argv);
 int bench_ops(int argc, char **argv);
 int bench_matrix(int argc, char **argv);
+int bench_work(int argc, char **argv);
 int bench_compare(int argc, char **argv);
 int bench_report(int argc, char **argv);
+int bench_needles(int argc, char **argv);
 
 /* stats.c - measurements of one thing, in the order they were made */
 #define BENCH_MAX_RUNS 1000
@@ -54,6 +56,8 @@ double bench_ceiling(const struct models *m, uint64_t bytes, int threads, int pa
 
 /* Operations a second of products alone, two a multiplication and addition: on the CPU of 8-bit integers in
  * registers, best of three; on a device the library's, of 16-bit numbers. NaN: not measured. */
+/* Bytes a second at which the device reads the host's memory, measured now; NaN where nothing lies there. */
+double bench_link(const struct models *m);
 double bench_product_ceiling(const struct models *m, int threads);
 
 /* plot.c - time over rows, of lines of kind "rows": commands for gnuplot. */
@@ -90,5 +94,6 @@ int bench_redirect(struct redirect *r, const char *path, bool force, const struc
 int bench_int_list(const char *flag, const char *text, int32_t *v, int room, int *n, int32_t min, int32_t max,
                    struct err *e);
 json_t *bench_model_json(const char *path, const struct model *m);
+json_t *bench_target_json(const struct models *m); /* with the keys that --override-kv sets, where it does */
 
 #endif

@@ -44,7 +44,9 @@ static const struct cli_flag flags[] = {
     {"--ignore-eos", CLI_FLAG, &o.ignore_eos, NULL, "the model's stop ids do not end a stream", 0, 0},
     SAMPLING_FLAGS(o.sampling),
     {"--block", CLI_I32, &o.block, "B", "rows a draft block (default: as trained)", 2, SESSION_MAX_ROWS},
-    {"--draft-window", CLI_I32, &o.draft_window, "N", "positions of context the drafter sees (default: all)",
+    {"--draft-window", CLI_I32_ALL, &o.draft_window, "N|all",
+     "positions of context the drafter sees, on any layer (default 0: the windows of its layers, and of "
+     "those without three of them)",
      0, INT32_MAX},
     {"--ctx", CLI_I32, &o.ctx, "N", "positions to make room for (default: what each prompt needs)", 1,
      SESSION_MAX_CTX},
@@ -185,7 +187,7 @@ static int write_position(struct learnt *l, int32_t equal, const float *logp, in
 
 static int learn(struct learnt *l, const struct gathered *g, struct err *e)
 {
-    const int32_t bucket = calibration_bucket((double)o.sampling.sampler.temp, o.draft_greedy);
+    const int32_t bucket = calibration_bucket(1, (double)o.sampling.sampler.temp, o.draft_greedy);
     int64_t at = 0; /* of the usable ones, which alone have proposals */
     for (int64_t i = 0; i < g->n_drafts; i++) {
         const int32_t *ids = g->ids + at * g->slots;
@@ -276,6 +278,7 @@ int bench_calibrate(int argc, char **argv)
     const struct cli_output out[] = {{"-o", out_path ? out_path : "-"}, {"--trace", o.trace}};
     cli_distinct_outputs(&cli, out, 2);
     models_check_flags(&o.m, &cli);
+    models_no_mtp(&o.m, &cli, "calibrate");
     sampling_flags_check(&o.sampling, &cli);
     cli_one_stdin(&cli, cli.args, cli.n_args);
     if (bench_redirect(&file, out_path, force, &o.m, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);

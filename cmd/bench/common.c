@@ -2,9 +2,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <omp.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 #include "../../common/base/io.h"
 #include "../../common/base/json.h"
@@ -58,20 +60,42 @@ json_t *bench_machine(const struct models *m)
     char cpu[256];
     bool changed;
     const char *commit = cli_commit(&changed);
+    char date[32] = "";
+    const time_t now = time(NULL);
+    struct tm tm;
+    if (gmtime_r(&now, &tm)) strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &tm);
     processor_name(cpu, sizeof cpu);
-    return json_pack("{s:s,s:s,s:s,s:i,s:s,s:s,s:s?,s:o}", "device", models_device(m), "kernels",
+    return json_pack("{s:s,s:s,s:s,s:i,s:s,s:s,s:s?,s:o,s:s}", "device", models_device(m), "kernels",
                      m->kernels ? m->kernels : "auto", "isa", kn_backend_isa(m->be), "threads",
                      kn_backend_threads(m->be), "processor", cpu, "version", DFLASH_VERSION, "commit", commit,
-                     "changed", commit ? json_boolean(changed) : json_null());
+                     "changed", commit ? json_boolean(changed) : json_null(), "date", date);
 }
 
 json_t *bench_model_json(const char *path, const struct model *m)
 {
     const char *base = strrchr(path, '/');
     const char *file = base ? base + 1 : path;
-    return json_pack("{s:o,s:o,s:s,s:i,s:i,s:I}", "file", json_text(file, strlen(file)), "name",
+    const bool host = kn_op(m->be)->alloc_host != NULL;
+    return json_pack("{s:o,s:o,s:s,s:i,s:i,s:I,s:i,s:I}", "file", json_text(file, strlen(file)), "name",
                      json_text(m->d->name, strlen(m->d->name)), "architecture", m->d->arch_name, "layers",
-                     m->d->n_layer, "embedding", m->d->n_embd, "bytes_a_step", (json_int_t)m->bytes_step);
+                     m->d->n_layer, "embedding", m->d->n_embd, "bytes_a_step", (json_int_t)m->bytes_step,
+                     "experts_host", host ? m->n_host : 0, "experts_host_bytes",
+                     host ? (json_int_t)model_host_bytes(m) : (json_int_t)0);
+}
+
+double bench_link(const struct models *m)
+{
+    const struct kn_ops *op = kn_op(m->be);
+    const bool host = m->target->n_host || m->kv_host || m->kv_host_layers;
+    const double speed = host && op->link_speed ? op->link_speed(m->be) : 0;
+    return speed > 0 ? speed : NAN;
+}
+
+json_t *bench_target_json(const struct models *m)
+{
+    json_t *j = bench_model_json(m->target_path, m->target);
+    if (j && m->keys.n) json_object_set_new(j, "override_kv", models_keys_json(m));
+    return j;
 }
 
 int bench_read_tokens(const char *path, int32_t **ids, size_t *n, struct err *e)
@@ -87,10 +111,11 @@ int bench_read_tokens(const char *path, int32_t **ids, size_t *n, struct err *e)
 int bench_redirect(struct redirect *r, const char *path, bool force, const struct models *m,
                    const char *const *more, int n, struct err *e)
 {
-    const char *inputs[4096 + 2];
+    const char *inputs[4096 + 3];
     int count = 0;
     if (m->target_path) inputs[count++] = m->target_path;
     if (m->drafter_path) inputs[count++] = m->drafter_path;
+    if (m->mtp) inputs[count++] = m->mtp;
     for (int i = 0; i < n && i < 4096; i++) inputs[count++] = more[i];
     return redirect_open(r, path, force, inputs, count, e);
 }

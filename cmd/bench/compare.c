@@ -249,8 +249,8 @@ int bench_compare(int argc, char **argv)
     bool have_margin = false;
     int rc = 0;
     cli_parse(&cli, argc, argv);
-    static const char *const of_model[] = {"--kv",  "--kv-layers",    "--device", "--kernels",
-                                           "--isa", "--check-layers", "--ctx"};
+    static const char *const of_model[] = {"--override-kv", "--kv",  "--kv-layers",    "--device",
+                                           "--kernels",     "--isa", "--check-layers", "--ctx"};
     if (!o.m.target_path && o.prompt) cli_usage_error(&cli, "--prompt needs a model (-m TARGET)");
     for (size_t i = 0; i < sizeof of_model / sizeof *of_model && !o.prompt; i++)
         if (cli_given(&cli, of_model[i]))

@@ -17,6 +17,17 @@ static int fail(struct experts_met *k, int code, const char *what)
     return code;
 }
 
+/* What reading those experts takes of the host's memory that seen marks. */
+static int count_host(struct experts_met *k, const struct kn_weight *w, const int32_t *seen)
+{
+    int16_t places[4096];
+    if (!w->n_host || w->n_mat > 4096) return 0;
+    const int rc = k->inner->download(k->be, places, w->places, (size_t)w->n_mat * sizeof *places);
+    for (int32_t i = 0; i < w->n_mat && rc == 0; i++)
+        if (seen[i] && places[i] < 0) k->host += (double)w->n_out * (double)kn_row_bytes(w->type, w->n_in);
+    return rc;
+}
+
 /* Different ids among those of n rows of n_used, rows `stride` apart, that are experts of w; what reading
  * them in the n_w matrices of their kind takes. */
 static int count(struct experts_met *k, const struct kn_weight *const *w, int n_w, const int32_t *ids,
@@ -48,6 +59,8 @@ static int count(struct experts_met *k, const struct kn_weight *const *w, int n_
             (double)(met - n_used) * (double)w[j]->n_out * (double)kn_row_bytes(w[j]->type, w[j]->n_in);
         k->experts += (double)met;
         k->lists++;
+        const int failed = count_host(k, w[j], seen);
+        if (failed) return failed;
     }
     return 0;
 }
@@ -103,6 +116,6 @@ void experts_met_close(struct experts_met *k)
 void experts_met_start(struct experts_met *k)
 {
     k->on = true;
-    k->bytes = k->experts = 0;
+    k->bytes = k->experts = k->host = 0;
     k->lists = 0;
 }

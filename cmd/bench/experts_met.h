@@ -17,6 +17,7 @@ struct experts_met {
     double experts; /* met, of all matrices counted; */
     int64_t lists;  /* and how many matrices that were */
     double bytes;   /* of experts met beyond those that one row meets: to be added to a one-row step's */
+    double host;    /* bytes of all experts met that stay in the host's memory */
     int32_t *ids;
     size_t n_ids;
 };

@@ -1,21 +1,24 @@
-/* matrix.c - the rules of a benchmark matrix, for make: target types x drafter types x prompt classes x
- * settings.
+/* matrix.c - the axes of a benchmark matrix, checked: target types x drafters and their types x prompt
+ * classes x settings x plans. matrix_rules.c writes the rules of it, for make.
  *
- * Files carry the state, so make resumes where it stopped: models and prompts, one stream cell a combination
- * (plain and drafted output compared), one timed cell a combination. Everything may run in parallel but the
- * timed cells, which take a lock and begin when all the rest is done. */
+ * What is wrong would be found when models are converted, hours later: so flags, names, files, kinds and
+ * widths are looked at here. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
-#include "../../common/make/quantize.h"
+#include "../../common/base/mem.h"
+#include "../../common/file/hf_config.h"
 #include "../../common/file/safetensors.h"
+#include "../../common/make/quantize.h"
 #include "../redirect.h"
 #include "bench.h"
+#include "matrix.h"
 
-#define MAX_WORDS 64 /* of a setting */
+#define MAX_WORDS 64 /* of a setting or a plan */
 
 static struct {
-    const char *target, *drafter, *types, *draft_types, *settings, *out, *random;
+    const char *target, *types, *draft_types, *settings, *plans, *out, *random, *baseline;
+    struct cli_list drafters;
     int64_t n;
     int32_t runs, threads;
 } o = {.types = "bf16,q8_0,q4_k_m",
@@ -27,17 +30,21 @@ static struct {
 
 static const char *out_path;
 static bool force;
-static int n_steps; /* cells: streams and times */
 
 static const struct cli_flag flags[] = {
     {"--target", CLI_STR, &o.target, "HF_DIR", "target in Hugging Face form", 0, 0},
-    {"--drafter", CLI_STR, &o.drafter, "HF_DIR", "drafter in Hugging Face form", 0, 0},
+    {"--drafter", CLI_LIST, &o.drafters, "[NAME=]HF_DIR",
+     "drafter in Hugging Face form, or a block that predicts further tokens; repeatable, with names", 0, 0},
     {"--types", CLI_STR, &o.types, "LIST", "target types (default bf16,q8_0,q4_k_m)", 0, 0},
     {"--draft-types", CLI_STR, &o.draft_types, "LIST", "drafter types (default bf16,q8_0)", 0, 0},
     {"--settings", CLI_STR, &o.settings, "LIST",
      "NAME:FLAGS;... (default greedy:;sampled:--temp 0.8 --seed 1)", 0, 0},
+    {"--plans", CLI_STR, &o.plans, "LIST",
+     "NAME:FLAGS;... of the drafted runs: widths, trees, look-ups (default: one of no name and no flags)", 0,
+     0},
     {"--random", CLI_STR, &o.random, "SEED", "random weights at the sizes of the configs", 0, 0},
     {"--out", CLI_STR, &o.out, "DIR", "where the matrix keeps its files (default build/matrix)", 0, 0},
+    {"--baseline", CLI_STR, &o.baseline, "FILE", "lines of another time, for the report's --baseline", 0, 0},
     {"-n", CLI_I64, &o.n, "N", "tokens a prompt (default 128)", 1, 1 << 24},
     {"--runs", CLI_I32, &o.runs, "N", "counted runs of a timed cell (default 5)", 1, BENCH_MAX_RUNS},
     {"--threads", CLI_I32, &o.threads, "N", "threads of the timed cells (default: all)", 1, CLI_MAX_THREADS},
@@ -107,15 +114,15 @@ static void check_word(const char *what, const char *s)
                         what, s);
 }
 
-static const char *base_name(const char *path)
+const char *matrix_base(const char *path)
 {
     const char *s = strrchr(path, '/');
     return s ? s + 1 : path;
 }
 
-static size_t class_length(const char *path)
+size_t matrix_class(const char *path)
 {
-    const char *b = base_name(path);
+    const char *b = matrix_base(path);
     return strcspn(b, "-.");
 }
 
@@ -123,12 +130,12 @@ static size_t class_length(const char *path)
 static void check_prompts(void)
 {
     for (int i = 0; i < cli.n_args; i++) {
-        const char *a = base_name(cli.args[i]);
+        const char *a = matrix_base(cli.args[i]);
         check_word("a prompt", cli.args[i]);
         if (strcspn(a, ".") == 0 || strlen(a) > 200)
             cli_usage_error(&cli, "%s: no name for its tokens", cli.args[i]);
         for (int k = 0; k < i; k++) {
-            const char *b = base_name(cli.args[k]);
+            const char *b = matrix_base(cli.args[k]);
             if (strcspn(a, ".") == strcspn(b, ".") && !strncmp(a, b, strcspn(a, ".")))
                 cli_usage_error(&cli, "two prompts of one name: %s and %s", cli.args[k], cli.args[i]);
         }
@@ -136,194 +143,195 @@ static void check_prompts(void)
 }
 
 /* What is not there would be found by make, later. */
-static int check_files(struct err *e)
+static int check_files(const struct matrix *m, struct err *e)
 {
-    const char *model[] = {o.target, o.drafter};
-    for (int i = 0; i < 2 + cli.n_args; i++) {
-        const char *path = i < 2 ? model[i] : cli.args[i - 2];
-        if (access(path, R_OK)) return err_errno(e, "%s", path);
-    }
+    if (access(o.target, R_OK)) return err_errno(e, "%s", o.target);
+    for (int i = 0; i < m->n_drafters; i++)
+        if (access(m->drafter[i].dir, R_OK)) return err_errno(e, "%s", m->drafter[i].dir);
+    for (int i = 0; i < cli.n_args; i++)
+        if (access(cli.args[i], R_OK)) return err_errno(e, "%s", cli.args[i]);
+    if (o.baseline && access(o.baseline, R_OK)) return err_errno(e, "%s", o.baseline);
     return 0;
 }
 
-static bool first_of_class(int i)
-{
-    for (int k = 0; k < i; k++)
-        if (class_length(cli.args[k]) == class_length(cli.args[i]) &&
-            !strncmp(base_name(cli.args[k]), base_name(cli.args[i]), class_length(cli.args[i])))
-            return false;
-    return true;
-}
-
-static bool same_class(int i, int k)
-{
-    return class_length(cli.args[i]) == class_length(cli.args[k]) &&
-           !strncmp(base_name(cli.args[i]), base_name(cli.args[k]), class_length(cli.args[i]));
-}
-
-static void token_file(int i, char *out, size_t n)
-{
-    const char *b = base_name(cli.args[i]);
-    snprintf(out, n, "$(OUT)/%.*s.tok", (int)strcspn(b, "."), b);
-}
-
-static void model_rules(const char *role, const char *hf, const char *extra, const char **type, int n)
-{
-    for (int i = 0; i < n; i++)
-        printf("$(OUT)/%s-%s.gguf: $(wildcard %s %s/*.json %s/*.safetensors) | $(OUT)\n\t@echo \"$$(date "
-               "+%%T) $@\" >&2\n\t@dflash-convert -q --force %s -o $@ --type %s%s%s%s\n",
-               role, type[i], hf, hf, hf, hf, type[i], extra, o.random ? " --random " : "",
-               o.random ? o.random : "");
-}
-
-static void prompt_rules(const char *type)
-{
-    for (int i = 0; i < cli.n_args; i++) {
-        char tok[512];
-        token_file(i, tok, sizeof tok);
-        size_t n = strlen(cli.args[i]);
-        if (n > 4 && !strcmp(cli.args[i] + n - 4, ".tok"))
-            printf("%s: %s | $(OUT)\n\t@cp $< $@\n", tok, cli.args[i]);
-        else
-            printf("%s: %s $(OUT)/target-%s.gguf\n\t@dflash-tokenize -m $(OUT)/target-%s.gguf <$< >$@.tmp && "
-                   "mv $@.tmp $@\n",
-                   tok, cli.args[i], type, type);
-    }
-}
-
-/* What a cell's rule says first: "[3/16] 14:05:10 CELL: streams". */
-static void say_step(const char *cell, const char *what)
-{
-    static int step;
-    printf("\t@echo \"[%d/%d] $$(date +%%T) %s: %s\" >&2\n", ++step, n_steps, cell, what);
-}
-
-/* One combination: a stream cell and a timed cell over the prompts of a class. */
-static void cell_rules(const char *type, const char *draft, int class_of, const char *name, const char *set)
-{
-    static char prompts[1 << 20]; /* 4096 names of at most 208 bytes fit */
-    char cell[512];
-    prompts[0] = 0;
-    int len = (int)class_length(cli.args[class_of]);
-    snprintf(cell, sizeof cell, "%s.%s.%.*s.%s", type, draft, len, base_name(cli.args[class_of]), name);
-    for (int i = 0; i < cli.n_args; i++) {
-        char tok[512];
-        if (!same_class(i, class_of)) continue;
-        token_file(i, tok, sizeof tok);
-        snprintf(prompts + strlen(prompts), sizeof prompts - strlen(prompts), " %s", tok);
-    }
-    printf("STREAMS += $(OUT)/%s.stream.jsonl\nTIMES += $(OUT)/%s.time.jsonl\n", cell, cell);
-    printf("$(OUT)/%s.stream.jsonl: $(OUT)/target-%s.gguf $(OUT)/drafter-%s.gguf%s\n", cell, type, draft,
-           prompts);
-    say_step(cell, "streams");
-    printf(
-        "\t@rm -f $@.tmp; for p in%s; do \\\n"
-        "\t  dflash-generate -q -m $(OUT)/target-%s.gguf -n %lld --ignore-eos %s <$$p >$@.a && \\\n"
-        "\t  dflash-generate -q -m $(OUT)/target-%s.gguf -d $(OUT)/drafter-%s.gguf -n %lld --ignore-eos %s "
-        "<$$p >$@.b && \\\n"
-        "\t  dflash-bench compare --json $@.a $@.b >>$@.tmp || exit 1; done; rm -f $@.a $@.b; mv $@.tmp $@\n",
-        prompts, type, (long long)o.n, set, type, draft, (long long)o.n, set);
-    printf("$(OUT)/%s.time.jsonl: $(OUT)/%s.stream.jsonl\n", cell, cell);
-    say_step(cell, "times");
-    printf("\t@flock $(OUT)/lock dflash-bench run -q -m $(OUT)/target-%s.gguf -d $(OUT)/drafter-%s.gguf -n "
-           "%lld --runs %d --ignore-eos %s",
-           type, draft, (long long)o.n, o.runs, set);
-    if (o.threads) printf(" --threads %d", o.threads);
-    printf(" --label '%.*s %s'%s >$@.tmp && mv $@.tmp $@\n", len, base_name(cli.args[class_of]), name,
-           prompts);
-}
-
 /* A flag that is wrong would be found when the models are converted, hours later. The commands set some
- * themselves, and those without a drafter get the same flags. */
-static void check_setting_flags(const char *text)
+ * themselves, and those without a drafter get the same flags as those with one, but for the plan's. */
+static const char *const commands_set[] = {
+    "-m",      "-d",     "-n",       "-o",      "-q",    "-v",           "--help",    "--version",
+    "--force", "--runs", "--warmup", "--label", "--tag", "--ignore-eos", "--accept-", NULL};
+static const char *const plans_set[] = {
+    "--block",      "--width",       "--draft-", "--tree",        "--tree-seed",
+    "--plan-times", "--calibration", "--lookup", "--lookup-file", NULL};
+
+static bool one_of(const char *const *list, const char *word)
 {
-    static const char *const not_here[] = {
-        "-m",      "-d",     "-n",       "-o",      "-q",           "-v",      "--help",  "--version",
-        "--force", "--runs", "--warmup", "--label", "--ignore-eos", "--block", "--width", "--draft-"};
+    const size_t n = strcspn(word, "=");
+    for (int i = 0; list[i]; i++) {
+        const size_t k = strlen(list[i]);
+        if (!strncmp(word, list[i], k) && (list[i][k - 1] == '-' || n == k)) return true;
+    }
+    return false;
+}
+
+/* The words of a setting or a plan as flags of dflash-bench run. width: of --width N, else 0. */
+static void check_words(const char *flag, const char *text, bool plan, int32_t *width)
+{
     static char copy[4096];
-    char *argv[MAX_WORDS + 4] = {"run", "-m", "TARGET"}, *save = NULL;
-    int argc = 3;
-    snprintf(copy, sizeof copy, "%s", text); /* of o.settings, which is not longer */
+    char *argv[MAX_WORDS + 6] = {"run", "-m", "TARGET", "-d", "DRAFTER"}, *save = NULL;
+    int argc = plan ? 5 : 3, first = argc;
+    snprintf(copy, sizeof copy, "%s", text); /* of o.settings or o.plans, which are not longer */
+    *width = 0;
     for (char *w = strtok_r(copy, " \t", &save); w; w = strtok_r(NULL, " \t", &save)) {
-        for (size_t i = 0; i < sizeof not_here / sizeof *not_here; i++) {
-            const size_t n = strcspn(w, "=");
-            if (!strncmp(w, not_here[i], strlen(not_here[i])) &&
-                (not_here[i][strlen(not_here[i]) - 1] == '-' || n == strlen(not_here[i])))
-                cli_usage_error(&cli,
-                                "--settings: %.*s is not for a setting (expected flags of dflash-generate "
-                                "that need no drafter)",
-                                (int)n, w);
-        }
-        if (argc == MAX_WORDS)
-            cli_usage_error(&cli, "--settings: too many words (expected at most %d, got '%s')", MAX_WORDS - 3,
+        if (*w == '-' && (one_of(commands_set, w) || one_of(plans_set, w) != plan))
+            cli_usage_error(&cli, "%s: %.*s is not for a %s", flag, (int)strcspn(w, "="), w,
+                            plan
+                                ? "plan (expected flags of dflash-generate for drafts, verifies and look-ups)"
+                                : "setting (expected flags of dflash-generate that need no drafter)");
+        if (argc - first == MAX_WORDS)
+            cli_usage_error(&cli, "%s: too many words (expected at most %d, got '%s')", flag, MAX_WORDS,
                             text);
         argv[argc++] = w;
+        const char *value = !strncmp(w, "--width=", 8)                               ? w + 8
+                            : argc > first + 1 && !strcmp(argv[argc - 2], "--width") ? w
+                                                                                     : "";
+        if (*value && value[strspn(value, "0123456789")] == 0 && strlen(value) < 9)
+            sscanf(value, "%d", width);
     }
     bench_run_check(argc, argv);
 }
 
 /* NAME:FLAGS; the flags are those of generate and of run, taken by a shell. */
-static void check_setting(const char *s)
+static void split_named(const char *flag, const char *s, bool plan, struct matrix_named *out)
 {
     const char *colon = strchr(s, ':');
-    char name[64];
-    if (!colon || colon == s || (size_t)(colon - s) >= sizeof name)
-        cli_usage_error(&cli, "--settings: expected NAME:FLAGS, got '%s'", s);
-    snprintf(name, sizeof name, "%.*s", (int)(colon - s), s);
-    check_word("--settings", name);
+    if (!colon || colon == s || (size_t)(colon - s) >= sizeof out->name)
+        cli_usage_error(&cli, "%s: expected NAME:FLAGS, got '%s'", flag, s);
+    snprintf(out->name, sizeof out->name, "%.*s", (int)(colon - s), s);
+    out->flags = colon + 1;
+    check_word(flag, out->name);
     if (strpbrk(colon, "$#\n'\"\\`|&<>()"))
-        cli_usage_error(&cli, "--settings: expected plain flags, got '%s'", colon + 1);
-    check_setting_flags(colon + 1);
+        cli_usage_error(&cli, "%s: expected plain flags, got '%s'", flag, colon + 1);
+    check_words(flag, colon + 1, plan, &out->width);
+}
+
+/* ---- drafters ---- */
+
+/* [NAME=]HF_DIR */
+static void split_drafter(const char *s, struct matrix_drafter *d)
+{
+    const char *eq = strchr(s, '=');
+    if (eq && (eq == s || (size_t)(eq - s) >= sizeof d->name || memchr(s, '/', (size_t)(eq - s))))
+        cli_usage_error(&cli, "--drafter: expected [NAME=]HF_DIR, got '%s'", s);
+    snprintf(d->name, sizeof d->name, "%.*s", eq ? (int)(eq - s) : 0, s);
+    if (eq) check_word("--drafter", d->name);
+    d->dir = eq ? eq + 1 : s;
+    check_word("--drafter", d->dir);
+}
+
+/* What kind it is, and which widths its blocks allow, as far as its config.json says. */
+static int read_drafter(struct matrix_drafter *d, struct err *e)
+{
+    static const char *const block_at[] = {"dflash_config.block_size", "block_size", NULL};
+    char path[4096];
+    const char *kind = NULL, *where;
+    struct hf_config *c = NULL;
+    int64_t block = 0;
+    int n = 0;
+    snprintf(path, sizeof path, "%s/config.json", d->dir);
+    if (hf_config_open(&c, path, e)) return -1;
+    int rc = hf_get_str_list(c, "architectures", &kind, 1, &n, e);
+    if (rc == 0 && n == 1) {
+        const size_t k = strlen(kind), tail = strlen("ForCausalLM");
+        d->mtp = k > tail && !strcmp(kind + k - tail, "ForCausalLM");
+        if (!strcmp(kind, "DFlashDraftModel")) rc = hf_find_i64(c, block_at, 1, 1 << 20, &block, &where, e);
+    }
+    d->block = (int32_t)block;
+    hf_config_free(c);
+    return rc < 0 ? -1 : 0;
+}
+
+static int check_models(struct matrix *m, struct err *e)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/config.json", o.target);
+    if (access(path, R_OK)) return err_errno(e, "%s", path);
+    for (int i = 0; i < m->n_drafters; i++) {
+        struct matrix_drafter *d = &m->drafter[i];
+        if (read_drafter(d, e)) return -1;
+        for (int p = 0; d->block && p < m->n_plans; p++)
+            if (m->plan[p].width > d->block && !strstr(m->plan[p].flags, "--lookup"))
+                return err_set(e, ERR_USAGE,
+                               "--plans: %s: --width %d is more than a block of %s has (%d rows)",
+                               m->plan[p].name, m->plan[p].width, d->dir, d->block);
+    }
+    return 0;
+}
+
+/* ---- the axes ---- */
+
+static void read_axes(struct matrix *m)
+{
+    static char types[1024], draft_types[1024], settings[4096], plans[4096];
+    const char *set[MATRIX_MAX];
+    m->n_types = words("--types", o.types, types, sizeof types, ',', m->type, MATRIX_MAX);
+    m->n_draft_types = words("--draft-types", o.draft_types, draft_types, sizeof draft_types, ',',
+                             m->draft_type, MATRIX_MAX);
+    check_types("--types", m->type, m->n_types);
+    check_types("--draft-types", m->draft_type, m->n_draft_types);
+    check_distinct("--types", m->type, m->n_types, "");
+    check_distinct("--draft-types", m->draft_type, m->n_draft_types, "");
+    m->n_settings = words("--settings", o.settings, settings, sizeof settings, ';', set, MATRIX_MAX);
+    for (int i = 0; i < m->n_settings; i++) split_named("--settings", set[i], false, &m->setting[i]);
+    check_distinct("--settings", set, m->n_settings, ":");
+    m->n_plans = 1; /* of no name */
+    if (o.plans) {
+        m->n_plans = words("--plans", o.plans, plans, sizeof plans, ';', set, MATRIX_MAX);
+        for (int i = 0; i < m->n_plans; i++) split_named("--plans", set[i], true, &m->plan[i]);
+        check_distinct("--plans", set, m->n_plans, ":");
+    } else
+        m->plan[0].flags = "";
+    m->n_drafters = o.drafters.n;
+    if (o.drafters.n > MATRIX_MAX)
+        cli_usage_error(&cli, "--drafter: too many (expected at most %d)", MATRIX_MAX);
+    for (int i = 0; i < o.drafters.n; i++) {
+        split_drafter(o.drafters.v[i], &m->drafter[i]);
+        for (int k = 0; k < i; k++)
+            if (!strcmp(m->drafter[i].name, m->drafter[k].name))
+                cli_usage_error(&cli, "--drafter: two of one name (expected NAME=HF_DIR, got %s and %s)",
+                                o.drafters.v[k], o.drafters.v[i]);
+    }
 }
 
 int bench_matrix(int argc, char **argv)
 {
-    static char types[1024], draft_types[1024], settings[4096], extra[4096];
-    const char *type[64], *draft[64], *set[64];
+    static struct matrix m;
     struct err e = {0};
     struct redirect file;
     cli_parse(&cli, argc, argv);
-    if (!o.target || !o.drafter) cli_usage_error(&cli, "expected --target and --drafter");
-    int n_type = words("--types", o.types, types, sizeof types, ',', type, 64);
-    int n_draft = words("--draft-types", o.draft_types, draft_types, sizeof draft_types, ',', draft, 64);
-    int n_set = words("--settings", o.settings, settings, sizeof settings, ';', set, 64);
-    check_types("--types", type, n_type);
-    check_types("--draft-types", draft, n_draft);
-    check_distinct("--types", type, n_type, "");
-    check_distinct("--draft-types", draft, n_draft, "");
+    if (!o.target || !o.drafters.n) cli_usage_error(&cli, "expected --target and --drafter");
+    read_axes(&m);
     check_word("--target", o.target);
-    check_word("--drafter", o.drafter);
     check_word("--out", o.out);
+    if (o.baseline) check_word("--baseline", o.baseline);
     if (o.random && (!*o.random || o.random[strspn(o.random, "0123456789")] || strlen(o.random) > 19))
         cli_usage_error(&cli, "--random: not a seed (expected a whole number of at most 19 digits, got '%s')",
                         o.random);
     check_prompts();
-    for (int s = 0; s < n_set; s++) check_setting(set[s]);
-    check_distinct("--settings", set, n_set, ":");
-    const char *const models[] = {o.target, o.drafter};
-    if (check_files(&e) || st_refuse_output(out_path, models, 2, &e) ||
+    m.target = o.target;
+    m.random = o.random;
+    m.out = o.out;
+    m.baseline = o.baseline;
+    m.n = o.n;
+    m.runs = o.runs;
+    m.threads = o.threads;
+    m.prompt = cli.args;
+    m.n_prompts = cli.n_args;
+    const char *models[1 + MATRIX_MAX] = {o.target};
+    for (int i = 0; i < m.n_drafters; i++) models[1 + i] = m.drafter[i].dir;
+    if (check_files(&m, &e) || check_models(&m, &e) ||
+        st_refuse_output(out_path, models, 1 + m.n_drafters, &e) ||
         redirect_open(&file, out_path, force, cli.args, cli.n_args, &e))
         return cli_fail(&cli, &e);
-    printf("# made by dflash-bench matrix; run: make -f THIS -j2\nOUT := %s\nSTREAMS :=\nTIMES "
-           ":=\n.DELETE_ON_ERROR:\n.PHONY: report\n"
-           "report: $(OUT)/report.md\n$(OUT):\n\t@mkdir -p $@\n",
-           o.out);
-    snprintf(extra, sizeof extra, " --target %s", o.target);
-    model_rules("target", o.target, "", type, n_type);
-    model_rules("drafter", o.drafter, extra, draft, n_draft);
-    prompt_rules(type[0]);
-    for (int i = 0; i < cli.n_args; i++) n_steps += 2 * first_of_class(i) * n_set * n_type * n_draft;
-    for (int s = 0; s < n_set; s++) {
-        const char *colon = strchr(set[s], ':');
-        char name[64];
-        snprintf(name, sizeof name, "%.*s", (int)(colon - set[s]), set[s]);
-        for (int t = 0; t < n_type; t++)
-            for (int d = 0; d < n_draft; d++)
-                for (int i = 0; i < cli.n_args; i++)
-                    if (first_of_class(i)) cell_rules(type[t], draft[d], i, name, colon + 1);
-    }
-    printf("# no timed cell while others work\n$(TIMES): | $(STREAMS)\n");
-    printf("$(OUT)/report.md: $(STREAMS) $(TIMES)\n\t@dflash-bench report $(TIMES) $(STREAMS) >$@.tmp && mv "
-           "$@.tmp $@\n");
+    matrix_rules(&m);
     return redirect_close(&file, &cli, 0);
 }

@@ -168,23 +168,26 @@ static int emit(struct measured *m, int32_t rows, double ceiling, struct err *e)
     qsort(m->group, (size_t)m->n_groups, sizeof *m->group, by_time);
     for (int i = 0; i < m->n_groups; i++) bytes += m->group[i].bytes, calls += m->group[i].calls;
     if (bench_emit(json_pack("{s:i,s:s,s:o,s:s,s:i,s:i,s:i,s:o,s:o,s:f,s:f,s:o,s:o}", "schema", 1, "kind",
-                             "ops", "model", bench_model_json(path, model), "pass", pass, "rows", n,
-                             "context", o.context, "calls", calls, "seconds", sample_json(&m->whole),
-                             "apart_seconds", sample_json(&m->apart), "stamp_seconds", m->empty_s,
-                             "weight_bytes", bytes, "read_ceiling_bytes_per_s", json_finite(ceiling),
-                             "machine", bench_machine(&o.m)),
+                             "ops", "model",
+                             (model == o.m.target ? bench_target_json(&o.m) : bench_model_json(path, model)),
+                             "pass", pass, "rows", n, "context", o.context, "calls", calls, "seconds",
+                             sample_json(&m->whole), "apart_seconds", sample_json(&m->apart), "stamp_seconds",
+                             m->empty_s, "weight_bytes", bytes, "read_ceiling_bytes_per_s",
+                             json_finite(ceiling), "machine", bench_machine(&o.m)),
                    e))
         return -1;
     for (int i = 0; i < m->n_groups; i++) {
         const struct group *g = &m->group[i];
         const double s = sample_quantile(&g->s, 0.5);
-        if (bench_emit(json_pack("{s:i,s:s,s:o,s:s,s:i,s:i,s:s,s:s,s:i,s:o,s:f,s:o,s:o}", "schema", 1, "kind",
-                                 "op", "model", bench_model_json(path, model), "pass", pass, "rows", n,
-                                 "context", o.context, "op", g->entry->op, "shape", g->entry->shape, "calls",
-                                 g->calls, "seconds", sample_json(&g->s), "weight_bytes", g->bytes,
-                                 "share_of_ceiling", json_finite(g->bytes > 0 ? g->bytes / s / ceiling : NAN),
-                                 "seconds_beside_bytes", json_finite((s - g->bytes / ceiling) / g->calls)),
-                       e))
+        if (bench_emit(
+                json_pack(
+                    "{s:i,s:s,s:o,s:s,s:i,s:i,s:s,s:s,s:i,s:o,s:f,s:o,s:o}", "schema", 1, "kind", "op",
+                    "model", (model == o.m.target ? bench_target_json(&o.m) : bench_model_json(path, model)),
+                    "pass", pass, "rows", n, "context", o.context, "op", g->entry->op, "shape",
+                    g->entry->shape, "calls", g->calls, "seconds", sample_json(&g->s), "weight_bytes",
+                    g->bytes, "share_of_ceiling", json_finite(g->bytes > 0 ? g->bytes / s / ceiling : NAN),
+                    "seconds_beside_bytes", json_finite((s - g->bytes / ceiling) / g->calls)),
+                e))
             return -1;
     }
     return 0;
@@ -239,6 +242,7 @@ int bench_ops(int argc, char **argv)
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
     if (o.m.check_layers)
         cli_usage_error(&cli, "--check-layers waits after every layer: nothing could be timed");
+    models_no_mtp(&o.m, &cli, "ops");
     bench_check_ctx(&cli, o.ctx, o.context);
     if (bench_redirect(&file, out_path, force, &o.m, NULL, 0, &e)) return cli_fail(&cli, &e);
     int rc = bench_int_list("--rows", o.rows, rows, MAX_SIZES, &n, 1, SESSION_MAX_ROWS, &e) ||

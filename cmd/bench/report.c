@@ -1,5 +1,5 @@
-/* report.c - tables in Markdown, or data and commands for gnuplot, from lines of JSON that the other verbs
- * wrote. */
+/* report.c - tables in Markdown, a page of HTML, or data and commands for gnuplot, from lines of JSON that
+ * the other verbs wrote; and their cells held against those of another time. */
 #include <fcntl.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -12,14 +12,24 @@
 #include "../../common/base/text.h"
 #include "../redirect.h"
 #include "bench.h"
+#include "report.h"
 
 static bool gnuplot;
 static int32_t threads;
+static float slack = 0.02f;
+static const char *html, *title, *baseline;
 
 static const char *out_path;
 static bool force;
 
 static const struct cli_flag flags[] = {
+    {"--html", CLI_STR, &html, "FILE",
+     "a page with tables and plots there too, which asks the network for nothing", 0, 0},
+    {"--title", CLI_STR, &title, "TEXT", "title of the page", 0, 0},
+    {"--baseline", CLI_STR, &baseline, "FILE",
+     "lines of another time: exit 1 where a cell is slower beyond its noise, or a stream differs", 0, 0},
+    {"--slack", CLI_F32, &slack, "X",
+     "--baseline: smaller differences are never told (default 0.02: 2 percent)", 0, 1},
     {"--gnuplot", CLI_FLAG, &gnuplot, NULL, "a script for gnuplot (PNG on its stdout) instead of tables", 0,
      0},
     {"--threads", CLI_I32, &threads, "N", "as in every program; a report needs one", 0, CLI_MAX_THREADS},
@@ -28,8 +38,10 @@ static const struct cli_flag flags[] = {
 };
 static struct cli cli = {
     .tool = "bench report",
-    .synopsis = "[--gnuplot] FILE.jsonl...        (- is stdin)",
-    .summary = "Tables from the JSON lines of run, rows, ops and compare.",
+    .synopsis = "[--html FILE] [--baseline FILE.jsonl] FILE.jsonl...        (- is stdin)\n"
+                "--gnuplot FILE.jsonl...",
+    .summary =
+        "Tables from the JSON lines of run, rows, ops and compare. Exit 1 where a drafted stream differs.",
     .flags = flags,
     .min_args = 1,
     .max_args = 4096,
@@ -37,112 +49,10 @@ static struct cli cli = {
 
 static bool is(const json_t *j, const char *kind)
 {
-    return !strcmp(bench_text(j, NULL, "kind"), kind);
+    return report_is(j, kind);
 }
 
-static void cell_row(const json_t *j)
-{
-    bool drafted = json_object_get(j, "drafted") != NULL;
-    printf("| %s | %s | %s | %s | %s |", bench_text(j, "target", "file"),
-           drafted ? bench_text(j, "drafter", "file") : "", bench_text(j, NULL, "label"),
-           bench_number(j, "plain", "decode_tokens_per_s", "median", 1, 1),
-           bench_number(j, "plain_share_of_ceiling", NULL, NULL, 2, 1));
-    if (drafted)
-        printf(" %s | %s | %s (%s to %s) | %s | %s |\n",
-               bench_number(j, "drafted", "decode_tokens_per_s", "median", 1, 1),
-               bench_number(j, "drafted", "tau", NULL, 2, 1),
-               bench_number(j, "speedup", "median", NULL, 2, 1),
-               bench_number(j, "speedup", "low", NULL, 2, 1), bench_number(j, "speedup", "high", NULL, 2, 1),
-               bench_text(j, "speedup", "verdict"), json_is_true(json_object_get(j, "equal")) ? "yes" : "NO");
-    else
-        printf(" | | | | |\n");
-}
-
-static void rows_row(const json_t *j)
-{
-    printf("| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", bench_text(j, "target", "file"),
-           bench_number(j, "rows", NULL, NULL, 0, 1), bench_number(j, "context", NULL, NULL, 0, 1),
-           bench_number(j, "seconds", "median", NULL, 3, 1e3),
-           bench_number(j, "one_row_steps", NULL, NULL, 2, 1),
-           bench_number(j, "experts_met", NULL, NULL, 1, 1),
-           bench_number(j, "weight_bytes", NULL, NULL, 1, 1e-6),
-           bench_number(j, "weight_bytes_per_s", NULL, NULL, 1, 1e-9),
-           bench_number(j, "share_of_ceiling", NULL, NULL, 2, 1),
-           bench_number(j, "floor_bytes_s", NULL, NULL, 3, 1e3),
-           bench_number(j, "floor_products_s", NULL, NULL, 3, 1e3),
-           bench_number(j, "peer_s", NULL, NULL, 3, 1e3));
-}
-
-static void prompt_row(const json_t *j)
-{
-    printf("| %s | %s | %s | %s |\n", bench_text(j, "target", "file"),
-           bench_number(j, "tokens", NULL, NULL, 0, 1), bench_number(j, "seconds", "median", NULL, 1, 1e3),
-           bench_number(j, "tokens_per_s", NULL, NULL, 0, 1));
-}
-
-static void draft_row(const json_t *j)
-{
-    printf("| %s | %s | %s | %s | %s | %s |\n", bench_text(j, "drafter", "file"),
-           bench_text(j, "target", "file"), bench_number(j, "block", NULL, NULL, 0, 1),
-           bench_number(j, "seconds", "median", NULL, 3, 1e3),
-           bench_number(j, "one_row_steps", NULL, NULL, 2, 1),
-           bench_number(j, "share_of_ceiling", NULL, NULL, 2, 1));
-}
-
-static void op_row(const json_t *j)
-{
-    const double calls = json_number_value(json_object_get(j, "calls"));
-    printf("| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", bench_text(j, "model", "file"),
-           bench_number(j, "rows", NULL, NULL, 0, 1), bench_text(j, NULL, "op"), bench_text(j, NULL, "shape"),
-           bench_number(j, "calls", NULL, NULL, 0, 1), bench_number(j, "seconds", "median", NULL, 1, 1e6),
-           bench_number(j, "seconds", "median", NULL, 2, calls > 0 ? 1e6 / calls : 0),
-           bench_number(j, "weight_bytes", NULL, NULL, 1, 1e-6),
-           bench_number(j, "share_of_ceiling", NULL, NULL, 2, 1),
-           bench_number(j, "seconds_beside_bytes", NULL, NULL, 2, 1e6));
-}
-
-static void ops_row(const json_t *j)
-{
-    printf("| %s | %s | %s | %s | %s | %s | %s | %s |\n", bench_text(j, "model", "file"),
-           bench_number(j, "rows", NULL, NULL, 0, 1), bench_number(j, "context", NULL, NULL, 0, 1),
-           bench_number(j, "calls", NULL, NULL, 0, 1), bench_number(j, "seconds", "median", NULL, 3, 1e3),
-           bench_number(j, "apart_seconds", "median", NULL, 3, 1e3),
-           bench_number(j, "weight_bytes", NULL, NULL, 1, 1e-6),
-           bench_number(j, "stamp_seconds", NULL, NULL, 2, 1e6));
-}
-
-static const struct {
-    const char *kind, *head;
-    void (*row)(const json_t *);
-} table[] = {
-    {"cell",
-     "| target | drafter | cell | plain t/s | share of reading | drafted t/s | tau | speedup (quartiles) | "
-     "verdict | equal |\n"
-     "| --- | --- | --- | ---: | ---: | ---: | ---: | --- | --- | --- |\n",
-     cell_row},
-    {"rows",
-     "| target | rows | context | ms | one-row steps | experts | MB of weights | GB/s of weights | share of "
-     "reading | floor of bytes, ms | of products, ms | peer, ms |\n"
-     "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
-     rows_row},
-    {"prompt", "| target | prompt tokens | ms | tokens/s |\n| --- | ---: | ---: | ---: |\n", prompt_row},
-    {"draft",
-     "| drafter | target | block | ms | one-row steps | share of reading |\n| --- | --- | ---: | ---: | ---: "
-     "| ---: |\n",
-     draft_row},
-    {"ops",
-     "Passes, and the sums of their operations timed apart. Operations that are timed apart do not overlap "
-     "as they do in a pass, and what a\n"
-     "stamp takes is taken off each: read them against each other, not as parts of the pass.\n\n"
-     "| model | rows | context | operations | ms a pass | ms apart | MB of weights | us a stamp |\n"
-     "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
-     ops_row},
-    {"op",
-     "| model | rows | operation | shape | calls | us | us a call | MB of weights | share of reading | us a "
-     "call beside its bytes |\n"
-     "| --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n",
-     op_row},
-};
+/* ---- tables ---- */
 
 /* Streams compared: how many, and those that differ by name. */
 static void streams(json_t *lines)
@@ -168,9 +78,7 @@ static void warn_unknown(json_t *lines)
 {
     for (size_t i = 0; i < json_array_size(lines); i++) {
         const json_t *j = json_array_get(lines, i);
-        bool known = is(j, "compare");
-        for (size_t t = 0; t < sizeof table / sizeof *table; t++) known |= is(j, table[t].kind);
-        if (!known)
+        if (!report_knows(j))
             cli_warn(&cli,
                      "a line of kind '%.40s' is not shown (expected cell, rows, prompt, draft, ops, op or "
                      "compare)",
@@ -179,66 +87,89 @@ static void warn_unknown(json_t *lines)
     if (!json_array_size(lines)) cli_warn(&cli, "no lines to report");
 }
 
-/* What a cell was measured with, but for its models and label. */
-static void cell_made(const json_t *j, char *out, size_t n)
-{
-    char settings[900] = "{}";
-    const json_t *set = json_object_get(j, "settings");
-    char *all = set ? json_line(set, 6) : NULL;
-    if (all) snprintf(settings, sizeof settings, "%s", text_printable(all));
-    mem_free(all);
-    snprintf(out, n, "%s runs, %s prompts of %s tokens together, on %s (%s, %s threads), version %s %s%s: %s",
-             bench_number(j, "runs", NULL, NULL, 0, 1), bench_number(j, "prompts", NULL, NULL, 0, 1),
-             bench_number(j, "prompt_tokens", NULL, NULL, 0, 1), bench_text(j, "machine", "device"),
-             bench_text(j, "machine", "processor"), bench_number(j, "machine", "threads", NULL, 0, 1),
-             bench_text(j, "machine", "version"), bench_text(j, "machine", "commit"),
-             json_is_true(json_object_get(json_object_get(j, "machine"), "changed")) ? "+" : "", settings);
-}
-
 /* Below the cells: what they were measured with, each once, and what the columns are. */
-static void cells_foot(const json_t *lines)
+static int cells_foot(const json_t *lines, struct err *e)
 {
-    bool any = false;
-    for (size_t i = 0; i < json_array_size(lines); i++) {
-        const json_t *j = json_array_get(lines, i);
-        char made[1800], other[1800];
-        bool said = false;
-        if (!is(j, "cell")) continue;
-        cell_made(j, made, sizeof made);
-        for (size_t k = 0; k < i && !said; k++) {
-            if (!is(json_array_get(lines, k), "cell")) continue;
-            cell_made(json_array_get(lines, k), other, sizeof other);
-            said = !strcmp(made, other);
-        }
-        if (!said) printf("%s- %s\n", any ? "" : "\n", made);
-        any = true;
+    char *made = report_made(lines), *save = NULL;
+    if (!made) return err_set(e, ERR_IO, "out of memory (a report)");
+    if (*made) {
+        printf("\n");
+        for (char *w = strtok_r(made, "\n", &save); w; w = strtok_r(NULL, "\n", &save)) printf("- %s\n", w);
+        printf("\n%s\n", report_cells_legend);
     }
-    if (any)
-        printf("\nt/s: tokens a second behind the first, medians. share of reading: of the weights, once a "
-               "token, at the "
-               "speed that the run read at. tau: tokens a cycle. speedup: median of the runs' ratios, "
-               "drafted to plain "
-               "in turn, with their quartiles; verdict: faster or slower where a sign test over the runs "
-               "says so (p below 0.1) and the median is further "
-               "from 1 than half of what the quartiles span. equal: the streams, byte for byte.\n");
+    mem_free(made);
+    return 0;
 }
 
-static void tables(json_t *lines)
+static int tables(json_t *lines, const struct grid *g, int n, struct err *e)
 {
-    bool first = true;
-    for (size_t t = 0; t < sizeof table / sizeof *table; t++) {
-        bool open = false;
-        for (size_t i = 0; i < json_array_size(lines); i++) {
-            const json_t *j = json_array_get(lines, i);
-            if (!is(j, table[t].kind)) continue;
-            if (!open) printf("%s%s", first ? "" : "\n", table[t].head);
-            open = true;
-            first = false;
-            table[t].row(j);
-        }
-        if (open && !strcmp(table[t].kind, "cell")) cells_foot(lines);
+    for (int i = 0; i < n; i++) {
+        printf("%s", i ? "\n" : "");
+        grid_markdown(&g[i], stdout);
+        if (!strcmp(g[i].title, "Cells") && cells_foot(lines, e)) return -1;
     }
     streams(lines);
+    return 0;
+}
+
+/* Where a page's text goes: a stream of the C library over an output of ours. (One in memory tells no lost
+ * write.) */
+struct page_to {
+    struct io_out *o;
+    struct err *e;
+};
+static ssize_t put_page(void *to, const char *text, size_t n)
+{
+    const struct page_to *p = to;
+    return p->e->code || io_out_write(p->o, text, n, p->e) ? -1 : (ssize_t)n;
+}
+
+/* The page into o; what is printed for it is whole or told. */
+static int write_page(const struct page *p, struct io_out *o, struct err *e)
+{
+    const uint64_t failures = mem_failures();
+    struct page_to to = {o, e};
+    FILE *f = fopencookie(&to, "w", (cookie_io_functions_t){.write = put_page});
+    if (!f) return err_set(e, ERR_IO, "out of memory (a page)");
+    page_write(p, f);
+    const bool bad = ferror(f) != 0, lost = fclose(f) != 0;
+    if (e->code) return -1;
+    return bad || lost || mem_failures() != failures ? err_set(e, ERR_IO, "out of memory (a page)") : 0;
+}
+
+static const char *verdict_text(bool worse, bool differ)
+{
+    if (differ) return "A drafted stream differs from the plain one.";
+    if (!baseline) return "";
+    return worse ? "Against the baseline: a cell is slower beyond its noise, writes another stream, or is "
+                   "missing."
+                 : "Against the baseline: no cell is slower beyond its noise, and no stream differs.";
+}
+
+/* Tables and page; the exit status. */
+static int report(json_t *lines, const json_t *then, struct io_out *page_file)
+{
+    struct grid g[REPORT_TABLES] = {0};
+    struct err e = {0};
+    bool worse = false;
+    const bool differ = report_streams_differ(lines);
+    const int n = report_tables(lines, then, (double)slack, g, &worse);
+    const char *verdict = verdict_text(worse, differ);
+    const struct page p = {.lines = lines,
+                           .title = title ? title : "dflash-bench report",
+                           .grid = g,
+                           .n_grid = n,
+                           .verdict = verdict};
+    int rc = 0;
+    for (int i = 0; i < n; i++)
+        if (g[i].failed) rc = err_set(&e, ERR_IO, "out of memory (a table)");
+    if (!rc) rc = tables(lines, g, n, &e);
+    if (!rc && *verdict) printf("\n%s\n", verdict);
+    if (!rc && html && (write_page(&p, page_file, &e))) rc = -1;
+    for (int i = 0; i < n; i++) grid_free(&g[i]);
+    if (rc) return cli_fail(&cli, &e);
+    if (*verdict && (worse || differ)) cli_warn(&cli, "%s", verdict);
+    return worse || differ ? ERR_NEGATIVE : 0;
 }
 
 /* ---- a plot ---- */
@@ -343,18 +274,37 @@ int bench_report(int argc, char **argv)
 {
     struct err e = {0};
     struct redirect file;
+    struct io_out page_file = {0};
     int rc = 0;
     cli_parse(&cli, argc, argv);
-    cli_one_stdin(&cli, cli.args, cli.n_args);
-    if (redirect_open(&file, out_path, force, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
-    json_t *lines = json_array(); /* after cli_parse, which says where jansson's memory comes from */
+    if (gnuplot && (html || baseline))
+        cli_usage_error(&cli, "--gnuplot gives a script alone (expected no --html, no --baseline)");
+    if (title && !html) cli_usage_error(&cli, "--title is a page's (expected --html FILE)");
+    if (cli_given(&cli, "--slack") && !baseline)
+        cli_usage_error(&cli, "--slack says nothing without --baseline");
+    cli_check_text(&cli, "--title", title);
+    const char *inputs[4097];
+    int n = 0;
+    for (; n < cli.n_args; n++) inputs[n] = cli.args[n];
+    if (baseline) inputs[n++] = baseline;
+    cli_one_stdin(&cli, inputs, n);
+    cli_distinct_outputs(&cli,
+                         (const struct cli_output[]){{"-o", out_path ? out_path : "-"}, {"--html", html}}, 2);
+    if (redirect_open(&file, out_path, force, inputs, n, &e)) return cli_fail(&cli, &e);
+    if (html && io_out_open(&page_file, html, force, inputs, n, &e))
+        return redirect_close(&file, &cli, cli_fail(&cli, &e));
+    json_t *lines = json_array(),
+           *then = baseline ? json_array()
+                            : NULL; /* after cli_parse, which says where jansson's memory comes from */
     for (int i = 0; i < cli.n_args && !rc; i++)
         if (read_lines(cli.args[i], lines, &e)) rc = cli_fail(&cli, &e);
+    if (!rc && then && read_lines(baseline, then, &e)) rc = cli_fail(&cli, &e);
     if (!rc) warn_unknown(lines);
     if (!rc && gnuplot)
         plot(lines);
     else if (!rc)
-        tables(lines);
+        rc = report(lines, then, &page_file);
     json_decref(lines);
-    return redirect_close(&file, &cli, rc);
+    json_decref(then);
+    return redirect_close_with(&file, html ? &page_file : NULL, &cli, rc);
 }

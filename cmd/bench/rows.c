@@ -25,6 +25,7 @@ static struct {
     const char *rows, *prompts, *plan_times, *plot, *peer;
     int32_t context, rounds, ctx;
     bool added;
+    float density;
 } o = {.m = MODELS_INIT, .rows = "1,2,4,8,16,32,64", .prompts = "128,512", .context = 512, .rounds = 9};
 
 static const char *out_path;
@@ -45,6 +46,9 @@ static const struct cli_flag flags[] = {
     {"--context", CLI_I32, &o.context, "N", "positions before the rows (default 512)", 1, 1 << 24},
     {"--added", CLI_FLAG, &o.added, NULL,
      "measure at an empty context too: what the context adds, in reads of its caches", 0, 0},
+    {"--sparse-density", CLI_F32_ABOVE, &o.density, "D",
+     "prompts attend to a stated part of their blocks, whatever their scores, but in the first two layers", 0,
+     1},
     {"--rounds", CLI_I32, &o.rounds, "N", "measurements of each (default 9)", 1, BENCH_MAX_RUNS},
     {"--plan-times", CLI_STR, &o.plan_times, "FILE",
      "write what plans of --width auto go by, of the rows and the context above", 0, 0},
@@ -60,7 +64,7 @@ static struct cli cli = {
     .flags = flags,
 };
 
-struct plan {
+struct sizes {
     int32_t rows[MAX_SIZES], prompts[2 * MAX_SIZES]; /* of passes; of prompts: those of --rows first */
     int n_rows, n_prompts, n_long;                   /* n_long: of --rows */
     struct sample empty_s[MAX_SIZES];                /* of row_s's passes behind one position */
@@ -68,8 +72,10 @@ struct plan {
     struct sample row_s[MAX_SIZES], prompt_s[2 * MAX_SIZES], draft_s;
     /* Weight bytes; experts met a layer, NaN without. Of passes, then of the prompts of --rows. */
     double bytes[MAX_SIZES], experts[MAX_SIZES], long_bytes[MAX_SIZES], long_experts[MAX_SIZES];
-    double ceiling, products; /* bytes and operations a second */
-    double layers, head;      /* numbers that a row is multiplied with: in layers, in the head */
+    double host[MAX_SIZES], long_host[MAX_SIZES]; /* of experts in the host's memory */
+    double host_cache, link;                      /* of keys and values there; bytes a second of reading it */
+    double ceiling, products;                     /* bytes and operations a second */
+    double layers, head; /* numbers that a row is multiplied with: in layers, in the head */
     struct peer {
         char name[128];
         int32_t n, rows[1024];
@@ -79,7 +85,7 @@ struct plan {
     int32_t *ids;  /* any ids: [longest] */
 };
 
-static int longest(const struct plan *p)
+static int longest(const struct sizes *p)
 {
     int n = o.context;
     for (int i = 0; i < p->n_prompts; i++)
@@ -91,11 +97,13 @@ static int new_session(struct session **s, int32_t ctx, bool drafter, struct err
 {
     struct session_options so = {.ctx = ctx + SESSION_MAX_ROWS, .check_layers = o.m.check_layers};
     if (models_kv(&o.m, NULL, &so, e)) return -1;
-    return session_new(s, o.m.target, drafter ? o.m.drafter : NULL, &so, e);
+    if (o.density > 0)
+        so.sparse = (struct session_sparse){.on = true, .alpha = 0.1f, .dense = 2, .density = o.density};
+    return session_over(s, o.m.target, drafter ? models_sources(&o.m) : NULL, &so, e);
 }
 
 /* empty: behind one position. */
-static int measure_rows(struct session *s, struct plan *p, bool empty, struct err *e)
+static int measure_rows(struct session *s, struct sizes *p, bool empty, struct err *e)
 {
     static const struct kn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
     int32_t picks[SESSION_MAX_ROWS];
@@ -122,21 +130,21 @@ static int measure_rows(struct session *s, struct plan *p, bool empty, struct er
     return 0;
 }
 
-/* The rows of the caches that a row behind the context sees. */
-static double cache_bytes(const struct session *s)
+/* The rows of the caches that a row behind the context sees. host: of those in the host's memory. */
+static double cache_bytes(const struct session *s, bool host)
 {
     const struct desc *d = s->target->d;
     double sum = 0;
     for (int i = 0; i < d->n_layer; i++) {
         const struct kn_kv *kv = &s->kv[i];
         const int32_t window = d->layer[i].window, seen = window && window < o.context ? window : o.context;
-        if (!d->layer[i].recurrent)
+        if (!d->layer[i].recurrent && (!host || session_kv_is_host(s, i)))
             sum += (double)seen * (double)(kn_kv_row_bytes(kv, kv->type.k) + kn_kv_row_bytes(kv, kv->type.v));
     }
     return sum;
 }
 
-static int measure_prompts(struct plan *p, struct err *e)
+static int measure_prompts(struct sizes *p, struct err *e)
 {
     for (int i = 0; i < p->n_prompts; i++) {
         struct session *s;
@@ -153,7 +161,7 @@ static int measure_prompts(struct plan *p, struct err *e)
 /* Of the row counts measured, that whose verify pays from the fewest tokens a cycle on: as many as a draft
  * and the verify take plain steps; rows 0 where every count wants more tokens than it can keep. NULL where
  * one row was not measured, or nothing else. */
-static json_t *pays_from(const struct plan *p, double draft, double one)
+static json_t *pays_from(const struct sizes *p, double draft, double one)
 {
     double best = NAN;
     int32_t rows = 0;
@@ -178,23 +186,32 @@ static double peer_of(const struct peer *t, int32_t rows)
     return NAN;
 }
 
-/* empty: NULL, or the same behind one position. */
-static int emit_rows(struct plan *p, int32_t rows, bool prompt, const struct sample *t,
-                     const struct sample *empty, double bytes, double experts, double one, struct err *e)
+/* What lies in the host's memory is read over the link, once a pass. */
+static void put_host(json_t *j, const struct sizes *p, double host)
+{
+    json_object_set_new(j, "host_bytes", json_integer((json_int_t)host));
+    json_object_set_new(j, "link_bytes_per_s", json_finite(p->link));
+    json_object_set_new(j, "floor_host_s", host > 0 ? json_finite(host / p->link) : json_real(0));
+}
+
+/* empty: NULL, or the same behind one position. host: bytes of experts in the host's memory. */
+static int emit_rows(struct sizes *p, int32_t rows, bool prompt, const struct sample *t,
+                     const struct sample *empty, double bytes, double host, double experts, double one,
+                     struct err *e)
 {
     const double s = sample_quantile(t, 0.5),
                  operations = 2 * (p->layers * rows + p->head * (prompt ? 1 : rows));
-    json_t *j =
-        json_pack("{s:i,s:s,s:o,s:i,s:b,s:i,s:o,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "rows", "target",
-                  bench_model_json(o.m.target_path, o.m.target), "rows", rows, "prompt", prompt, "context",
-                  prompt ? 0 : o.context, "seconds", sample_json(t), "weight_bytes",
-                  json_integer((json_int_t)bytes), "experts_met", json_finite(experts), "weight_bytes_per_s",
-                  json_finite(bytes / s), "read_ceiling_bytes_per_s", json_finite(p->ceiling),
-                  "share_of_ceiling", json_finite(bytes / s / p->ceiling));
+    json_t *j = json_pack("{s:i,s:s,s:o,s:i,s:b,s:i,s:o,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "rows",
+                          "target", bench_target_json(&o.m), "rows", rows, "prompt", prompt, "context",
+                          prompt ? 0 : o.context, "seconds", sample_json(t), "weight_bytes",
+                          json_integer((json_int_t)bytes), "experts_met", json_finite(experts),
+                          "weight_bytes_per_s", json_finite(bytes / s), "read_ceiling_bytes_per_s",
+                          json_finite(p->ceiling), "share_of_ceiling", json_finite(bytes / s / p->ceiling));
     json_object_set_new(j, "products", json_finite(operations));
     json_object_set_new(j, "product_ceiling_per_s", json_finite(p->products));
     json_object_set_new(j, "floor_bytes_s", json_finite(bytes / p->ceiling));
     json_object_set_new(j, "floor_products_s", json_finite(operations / p->products));
+    put_host(j, p, host + (prompt ? 0 : p->host_cache));
     if (empty && o.added) {
         const double added = s - sample_quantile(empty, 0.5);
         json_object_set_new(j, "empty_seconds", sample_json(empty));
@@ -212,25 +229,26 @@ static int emit_rows(struct plan *p, int32_t rows, bool prompt, const struct sam
     return bench_emit(j, e);
 }
 
-static int emit(struct plan *p, struct err *e)
+static int emit(struct sizes *p, struct err *e)
 {
     const struct model *t = o.m.target;
     double one = p->rows[0] == 1 ? sample_quantile(&p->row_s[0], 0.5) : NAN;
     for (int i = 0; i < p->n_rows; i++)
-        if (emit_rows(p, p->rows[i], false, &p->row_s[i], &p->empty_s[i], p->bytes[i], p->experts[i], one, e))
+        if (emit_rows(p, p->rows[i], false, &p->row_s[i], &p->empty_s[i], p->bytes[i], p->host[i],
+                      p->experts[i], one, e))
             return -1;
     for (int i = 0; i < p->n_long; i++)
-        if (emit_rows(p, p->prompts[i], true, &p->prompt_s[i], NULL, p->long_bytes[i], p->long_experts[i],
-                      one, e))
+        if (emit_rows(p, p->prompts[i], true, &p->prompt_s[i], NULL, p->long_bytes[i], p->long_host[i],
+                      p->long_experts[i], one, e))
             return -1;
     for (int i = p->n_long; i < p->n_prompts; i++) {
         double s = sample_quantile(&p->prompt_s[i], 0.5);
-        if (bench_emit(json_pack("{s:i,s:s,s:o,s:i,s:o,s:o,s:o}", "schema", 1, "kind", "prompt", "target",
-                                 bench_model_json(o.m.target_path, t), "tokens", p->prompts[i], "seconds",
-                                 sample_json(&p->prompt_s[i]), "tokens_per_s", json_finite(p->prompts[i] / s),
-                                 "machine", bench_machine(&o.m)),
-                       e))
-            return -1;
+        json_t *j = json_pack("{s:i,s:s,s:o,s:i,s:o,s:o,s:o}", "schema", 1, "kind", "prompt", "target",
+                              bench_target_json(&o.m), "tokens", p->prompts[i], "seconds",
+                              sample_json(&p->prompt_s[i]), "tokens_per_s", json_finite(p->prompts[i] / s),
+                              "machine", bench_machine(&o.m));
+        if (o.density > 0) json_object_set_new(j, "sparse_density_stated", json_real((double)o.density));
+        if (bench_emit(j, e)) return -1;
     }
     if (!o.m.drafter) return 0;
     /* A block reads the drafter and the head that it borrows; those that go step by step both for every
@@ -242,8 +260,8 @@ static int emit(struct plan *p, struct err *e)
     if (desc_reads_hidden(o.m.drafter->d)) bytes *= o.m.drafter->d->block_size - 1;
     json_t *j = json_pack(
         "{s:i,s:s,s:o,s:o,s:i,s:i,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "draft", "target",
-        bench_model_json(o.m.target_path, t), "drafter", bench_model_json(o.m.drafter_path, o.m.drafter),
-        "block", desc_cycle_rows(o.m.drafter->d), "context", o.context, "seconds", sample_json(&p->draft_s),
+        bench_target_json(&o.m), "drafter", bench_model_json(o.m.drafter_path, o.m.drafter), "block",
+        desc_cycle_rows(o.m.drafter->d), "context", o.context, "seconds", sample_json(&p->draft_s),
         "weight_bytes_per_s", json_finite(bytes / s), "read_ceiling_bytes_per_s", json_finite(p->ceiling),
         "share_of_ceiling", json_finite(bytes / s / p->ceiling), "machine", bench_machine(&o.m));
     if (isfinite(one)) json_object_set_new(j, "one_row_steps", json_real(s / one));
@@ -261,7 +279,7 @@ static int emit(struct plan *p, struct err *e)
 }
 
 /* The numbers in the matrices that a row is multiplied with, of experts those used; what all bytes are. */
-static double count_numbers(struct plan *p)
+static double count_numbers(struct sizes *p)
 {
     const struct desc *d = o.m.target->d;
     const struct gguf *f = o.m.target->file;
@@ -283,7 +301,7 @@ static double count_numbers(struct plan *p)
 }
 
 /* What prompts read at least: of experts those that each of their passes meets. all: every weight's bytes. */
-static int count_long(struct plan *p, struct experts_met *met, double all, struct err *e)
+static int count_long(struct sizes *p, struct experts_met *met, double all, struct err *e)
 {
     for (int i = 0; i < p->n_long; i++) {
         struct session *s = NULL;
@@ -294,12 +312,13 @@ static int count_long(struct plan *p, struct experts_met *met, double all, struc
         if (rc) return -1;
         p->long_bytes[i] = fmin(p->long_bytes[i] + met->bytes, all);
         p->long_experts[i] = met->experts / (double)met->lists;
+        p->long_host[i] = met->host;
     }
     return 0;
 }
 
 /* What passes of these rows at this context read. */
-static int count_bytes(struct plan *p, struct err *e)
+static int count_bytes(struct sizes *p, struct err *e)
 {
     struct experts_met met;
     struct session *s = NULL;
@@ -316,6 +335,7 @@ static int count_bytes(struct plan *p, struct err *e)
         rc = session_forward(s, p->ids, p->rows[i], e);
         p->bytes[i] += met.bytes;
         p->experts[i] = met.experts / (double)met.lists;
+        p->host[i] = met.host;
     }
     session_free(s);
     if (rc == 0) rc = count_long(p, &met, all, e);
@@ -324,7 +344,7 @@ static int count_bytes(struct plan *p, struct err *e)
 }
 
 /* The parts of cycles, which cost more than passes do: acceptance, and the drafter's context. */
-static int write_plan_times(struct session *s, const struct plan *p, struct err *e)
+static int write_plan_times(struct session *s, const struct sizes *p, struct err *e)
 {
     const int32_t block = desc_cycle_rows(o.m.drafter->d);
     struct plan_times *times = mem_calloc(1, sizeof *times);
@@ -351,7 +371,7 @@ static int write_plan_times(struct session *s, const struct plan *p, struct err 
     return rc;
 }
 
-static int measure(struct plan *p, struct err *e)
+static int measure(struct sizes *p, struct err *e)
 {
     struct session *s = NULL, *empty = NULL; /* empty: behind one position */
     int n = longest(p), threads = bench_threads(&o.m), rc = -1;
@@ -368,7 +388,9 @@ static int measure(struct plan *p, struct err *e)
     if (new_session(&s, o.ctx ? o.ctx - SESSION_MAX_ROWS : o.context, true, e) ||
         session_prefill(s, p->ids, o.context, NULL, NULL, e))
         goto done;
-    p->cache_bytes = cache_bytes(s);
+    p->cache_bytes = cache_bytes(s, false);
+    p->host_cache = cache_bytes(s, true);
+    p->link = bench_link(&o.m);
     if (o.added && (new_session(&empty, 1, false, e) || session_prefill(empty, p->ids, 1, NULL, NULL, e)))
         goto done;
     for (int r = 0; r < o.rounds; r++) {
@@ -433,7 +455,7 @@ static int read_peer(struct peer *t, const char *path, struct err *e)
 }
 
 /* --rows: those of a pass, and above them prompts. */
-static int split_rows(struct plan *p, struct err *e)
+static int split_rows(struct sizes *p, struct err *e)
 {
     int32_t all[MAX_SIZES];
     int n;
@@ -453,7 +475,7 @@ static int split_rows(struct plan *p, struct err *e)
 }
 
 /* What is refused before models are read. */
-static int check(struct plan *p, struct err *e)
+static int check(struct sizes *p, struct err *e)
 {
     int missing = 0;
     if (split_rows(p, e) || (o.peer && read_peer(&p->peer, o.peer, e)) ||
@@ -481,9 +503,10 @@ int bench_rows(int argc, char **argv)
     cli_distinct_outputs(&cli, out, 3);
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
     if (o.plan_times && !o.m.drafter_path) cli_usage_error(&cli, "--plan-times needs a drafter (-d DRAFTER)");
+    if (!o.plan_times) models_no_mtp(&o.m, &cli, "rows without --plan-times");
     bench_check_ctx(&cli, o.ctx, o.context);
     if (bench_redirect(&file, out_path, force, &o.m, &o.peer, o.peer != NULL, &e)) return cli_fail(&cli, &e);
-    struct plan *p = mem_calloc(1, sizeof *p);
+    struct sizes *p = mem_calloc(1, sizeof *p);
     int rc = !p ? err_set(&e, ERR_IO, "out of memory (samples)")
                 : check(p, &e) ||
                       (o.m.known.ctx = o.ctx ? o.ctx : longest(p) + SESSION_MAX_ROWS,

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <zlib.h>
 #include "../../common/base/json.h"
 #include "../../common/base/mem.h"
 #include "../../common/run/session.h"
@@ -20,7 +21,7 @@
 
 #define STATED_POSITIONS 65536 /* that --accept-rates draws before it begins anew */
 
-static struct {
+static struct options {
     struct models m;
     struct lookup_flags lookup;
     int64_t n;
@@ -31,6 +32,7 @@ static struct {
     bool ignore_eos, draft_greedy;
     const char *label, *draft_sampling;
     const char *accept_rates, *accept_trace;
+    struct cli_list tags;
     struct synthetic synthetic; /* what these say; slots 0 without */
 } o = {
     .m = MODELS_INIT,
@@ -54,7 +56,10 @@ static const struct cli_flag flags[] = {
     SAMPLING_FLAGS(o.sampling),
     {"--block", CLI_I32, &o.block, "B", "rows a draft block (default: as trained)", 2, SESSION_MAX_ROWS},
     PLAN_FLAGS(o.plan),
-    {"--draft-window", CLI_I32, &o.draft_window, "N", "positions of context the drafter sees (default: all)",
+    PLAN_MTP_FLAG(o.plan),
+    {"--draft-window", CLI_I32_ALL, &o.draft_window, "N|all",
+     "positions of context the drafter sees, on any layer (default 0: the windows of its layers, and of "
+     "those without three of them)",
      0, INT32_MAX},
     {"--draft-sampling", CLI_STR, &o.draft_sampling, "NAME",
      "coupled (default: proposals take the noise of the picks to come) or greedy", 0, 0},
@@ -67,6 +72,8 @@ static const struct cli_flag flags[] = {
     {"--accept-trace", CLI_STR, &o.accept_trace, "FILE",
      "what dflash-bench calibrate --trace recorded stays; nothing is compared", 0, 0},
     {"--label", CLI_STR, &o.label, "TEXT", "put into the line, for reports", 0, 0},
+    {"--tag", CLI_LIST, &o.tags, "NAME=TEXT", "the same, for reports by class, drafter, ...; repeatable", 0,
+     0},
     REDIRECT_FLAGS(out_path, force),
     {0},
 };
@@ -79,14 +86,57 @@ static struct cli cli = {
     .max_args = 4096,
 };
 
-void bench_run_check(int argc, char **argv)
+/* NAME=TEXT, both plain text. */
+static void check_tags(void)
 {
-    cli.min_args = cli.max_args = 0;
-    cli_parse(&cli, argc, argv);
+    for (int i = 0; i < o.tags.n; i++) {
+        const char *eq = strchr(o.tags.v[i], '=');
+        if (!eq || eq == o.tags.v[i])
+            cli_usage_error(&cli, "--tag: expected NAME=TEXT, got '%s'", o.tags.v[i]);
+        cli_check_text(&cli, "--tag", o.tags.v[i]);
+        for (int k = 0; k < i; k++)
+            if (!strncmp(o.tags.v[i], o.tags.v[k], (size_t)(eq - o.tags.v[i]) + 1))
+                cli_usage_error(&cli, "--tag: two of one name (%s and %s)", o.tags.v[k], o.tags.v[i]);
+    }
+}
+
+static void check_flags(void)
+{
+    const bool look = lookup_flags_check(&o.lookup, &cli);
+    if (!o.m.drafter_path &&
+        (o.block || (!look && (o.plan.width || o.plan.times_path || o.plan.calibration_path)) ||
+         o.draft_window || o.draft_sampling || o.plan.tree))
+        cli_usage_error(&cli, "--block, --width, --tree, --plan-times, --calibration, --draft-window and "
+                              "--draft-sampling need a drafter (-d DRAFTER)");
+    o.draft_greedy = cli_draft_greedy(&cli, o.draft_sampling);
+    if (!o.m.drafter_path && (o.accept_rates || o.accept_trace))
+        cli_usage_error(&cli, "%s needs a drafter (-d DRAFTER)",
+                        o.accept_rates ? "--accept-rates" : "--accept-trace");
+    if (o.accept_rates && o.accept_trace)
+        cli_usage_error(&cli, "--accept-rates and --accept-trace: both say what stays (expected one)");
+    plan_flags_check(&o.plan, &cli);
+    plan_flags_check_mtp(&o.plan, &cli, o.m.mtp);
+    if (o.accept_rates || o.accept_trace)
+        models_no_mtp(&o.m, &cli, o.accept_rates ? "--accept-rates" : "--accept-trace");
+    if (o.lookup.only) models_no_mtp(&o.m, &cli, "--lookup only");
+    if (o.plan.tree && o.lookup.only)
+        cli_usage_error(&cli, "--tree and --lookup only: a look-up has one chain (expected --lookup on)");
+    if (o.plan.tree && (o.accept_rates || o.accept_trace))
+        cli_usage_error(&cli, "%s says what stays of a chain (expected no --tree)",
+                        o.accept_rates ? "--accept-rates" : "--accept-trace");
+    check_tags();
     models_check_flags(&o.m, &cli);
     sampling_flags_check(&o.sampling, &cli);
+}
+
+void bench_run_check(int argc, char **argv)
+{
+    const struct options given = o;
+    cli.min_args = cli.max_args = 0;
+    cli_parse(&cli, argc, argv);
+    check_flags();
     sampling_flags_close(&o.sampling, &o.m);
-    o.sampling = (struct sampling_flags)SAMPLING_INIT;
+    o = given;
     mem_free(cli.args); /* the next setting is parsed anew */
     mem_free(cli.given);
     cli.args = cli.given = NULL;
@@ -160,7 +210,8 @@ static int one(const struct prompt *p, bool drafted, struct sink *out, struct sp
         if (synthetic_table(&o.synthetic, (int32_t)p->n, so.ctx, &stated, e)) goto done;
         so.synthetic = &stated;
     }
-    if (models_kv(&o.m, NULL, &so, e) || session_new(&s, o.m.target, drafted ? o.m.drafter : NULL, &so, e))
+    if (models_kv(&o.m, NULL, &so, e) ||
+        session_over(&s, o.m.target, drafted ? models_sources(&o.m) : NULL, &so, e))
         goto done;
     double t = cli_seconds();
     if (session_prefill(s, p->id, (int64_t)p->n, NULL, NULL, e)) goto done;
@@ -223,9 +274,11 @@ static int one_run(struct prompt *p, int n_prompts, bool drafted, bool counted, 
 
 static json_t *kind_json(const struct kind *k, bool drafted)
 {
-    json_t *j =
-        json_pack("{s:o,s:o,s:I}", "decode_tokens_per_s", sample_json(&k->decode), "prefill_tokens_per_s",
-                  sample_json(&k->prefill), "generated_tokens", (json_int_t)k->generated);
+    json_t *decode = sample_json(&k->decode), *each = json_array();
+    for (int i = 0; i < k->decode.n; i++) json_array_append_new(each, json_finite(k->decode.x[i]));
+    json_object_set_new(decode, "each", each); /* in the order of the runs: what report --baseline compares */
+    json_t *j = json_pack("{s:o,s:o,s:I}", "decode_tokens_per_s", decode, "prefill_tokens_per_s",
+                          sample_json(&k->prefill), "generated_tokens", (json_int_t)k->generated);
     if (!drafted) return j;
     int top = SESSION_MAX_ROWS;
     while (top > 1 && !k->accepted[top - 1]) top--;
@@ -256,6 +309,9 @@ static json_t *settings_json(void)
 {
     json_t *j = json_pack("{s:I,s:b,s:i,s:s,s:b}", "n", (json_int_t)o.n, "ignore_eos", o.ignore_eos, "chunk",
                           o.chunk, "kv", o.m.kv.kv ? o.m.kv.kv : "f16", "check_layers", o.m.check_layers);
+    json_object_set_new(j, "pool", json_integer(o.m.pool));
+    json_object_set_new(j, "kv_host", json_boolean(o.m.kv_host));
+    json_object_set_new(j, "kv_host_layers", json_integer(o.m.kv_host_layers));
     sampling_flags_json(&o.sampling, j);
     json_object_set_new(j, "lookup", json_string(o.lookup.look ? o.lookup.mode : "off"));
     if (!o.m.drafter) return j;
@@ -268,9 +324,40 @@ static json_t *settings_json(void)
     json_object_set_new(j, "tree", plan_flags_tree(&o.plan));
     json_object_set_new(j, "plan_times", text_json(o.plan.times_path));
     json_object_set_new(j, "calibration", text_json(o.plan.calibration_path));
-    json_object_set_new(j, "draft_window", json_integer(o.draft_window));
+    json_object_set_new(j, "mtp", text_json(o.m.mtp));
+    json_object_set_new(j, "mtp_calibration", text_json(o.plan.mtp_calibration_path));
+    json_object_set_new(j, "draft_window",
+                        o.draft_window == SESSION_DRAFT_ALL ? json_string("all")
+                                                            : json_integer(o.draft_window));
     json_object_set_new(j, "draft_sampling", json_string(o.draft_greedy ? "greedy" : "coupled"));
     return j;
+}
+
+static json_t *tags_json(void)
+{
+    json_t *j = json_object();
+    for (int i = 0; i < o.tags.n; i++) {
+        const char *t = o.tags.v[i];
+        const size_t n = strcspn(t, "=");
+        json_object_setn_new(j, t, n, json_text(t + n + 1, strlen(t + n + 1)));
+    }
+    return j;
+}
+
+/* Of all plain streams, one after the other: what tells them from those of another build. */
+static json_t *streams_json(const struct prompt *p, int n_prompts)
+{
+    uLong crc = crc32(0, NULL, 0);
+    json_int_t tokens = 0;
+    char text[16];
+    for (int i = 0; i < n_prompts; i++) {
+        const uint64_t length = (uint64_t)p[i].n_plain; /* two streams are not one that is cut elsewhere */
+        crc = crc32(crc, (const Bytef *)&length, sizeof length);
+        crc = crc32(crc, (const Bytef *)p[i].plain, (uInt)((size_t)p[i].n_plain * sizeof *p[i].plain));
+        tokens += (json_int_t)p[i].n_plain;
+    }
+    snprintf(text, sizeof text, "%08lx", crc & 0xffffffff);
+    return json_pack("{s:s,s:I}", "crc32", text, "tokens", tokens);
 }
 
 static json_t *line(const struct kind *plain, const struct kind *drafted, const struct prompt *p,
@@ -280,12 +367,13 @@ static json_t *line(const struct kind *plain, const struct kind *drafted, const 
     for (int i = 0; i < n_prompts; i++) prompt_tokens += (json_int_t)p[i].n;
     double decode = sample_quantile(&plain->decode, 0.5);
     json_t *j = json_pack(
-        "{s:i,s:s,s:o,s:o,s:i,s:I,s:i,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "cell", "label",
-        json_text(o.label, strlen(o.label)), "target", bench_model_json(o.m.target_path, o.m.target),
+        "{s:i,s:s,s:o,s:o,s:o,s:i,s:I,s:i,s:o,s:o,s:o,s:o,s:o,s:o}", "schema", 1, "kind", "cell", "label",
+        json_text(o.label, strlen(o.label)), "tags", tags_json(), "target", bench_target_json(&o.m),
         "prompts", n_prompts, "prompt_tokens", prompt_tokens, "runs", o.runs, "settings", settings_json(),
         "plain", kind_json(plain, false), "read_ceiling_bytes_per_s", json_finite(ceiling),
-        "plain_share_of_ceiling", json_finite(decode * (double)o.m.target->bytes_step / ceiling), "machine",
-        bench_machine(&o.m));
+        "plain_share_of_ceiling", json_finite(decode * (double)o.m.target->bytes_step / ceiling), "streams",
+        o.synthetic.slots ? json_null() : streams_json(p, n_prompts), "machine", bench_machine(&o.m));
+    json_object_set_new(j, "link_bytes_per_s", json_finite(bench_link(&o.m)));
     if (!two_kinds()) return j;
     struct verdict v = verdict_of(&plain->decode, &drafted->decode);
     if (o.m.drafter) json_object_set_new(j, "drafter", bench_model_json(o.m.drafter_path, o.m.drafter));
@@ -369,26 +457,7 @@ int bench_run(int argc, char **argv)
     int rc = ERR_IO;
     cli_parse(&cli, argc, argv);
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
-    const bool look = lookup_flags_check(&o.lookup, &cli);
-    if (!o.m.drafter_path &&
-        (o.block || (!look && (o.plan.width || o.plan.times_path || o.plan.calibration_path)) ||
-         o.draft_window || o.draft_sampling || o.plan.tree))
-        cli_usage_error(&cli, "--block, --width, --tree, --plan-times, --calibration, --draft-window and "
-                              "--draft-sampling need a drafter (-d DRAFTER)");
-    o.draft_greedy = cli_draft_greedy(&cli, o.draft_sampling);
-    if (!o.m.drafter_path && (o.accept_rates || o.accept_trace))
-        cli_usage_error(&cli, "%s needs a drafter (-d DRAFTER)",
-                        o.accept_rates ? "--accept-rates" : "--accept-trace");
-    if (o.accept_rates && o.accept_trace)
-        cli_usage_error(&cli, "--accept-rates and --accept-trace: both say what stays (expected one)");
-    plan_flags_check(&o.plan, &cli);
-    if (o.plan.tree && o.lookup.only)
-        cli_usage_error(&cli, "--tree and --lookup only: a look-up has one chain (expected --lookup on)");
-    if (o.plan.tree && (o.accept_rates || o.accept_trace))
-        cli_usage_error(&cli, "%s says what stays of a chain (expected no --tree)",
-                        o.accept_rates ? "--accept-rates" : "--accept-trace");
-    models_check_flags(&o.m, &cli);
-    sampling_flags_check(&o.sampling, &cli);
+    check_flags();
     cli_one_stdin(&cli, cli.args, cli.n_args);
     if (bench_redirect(&file, out_path, force, &o.m, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
     struct prompt *p = mem_calloc((size_t)cli.n_args, sizeof *p);

@@ -37,8 +37,11 @@ static const struct cli_flag flags[] = {
     {"--block", CLI_I32, &set.block, "B", "rows a draft block (default: as the drafter was trained)", 2,
      SESSION_MAX_ROWS},
     PLAN_FLAGS(set.plan),
-    {"--draft-window", CLI_I32, &set.draft_window, "N",
-     "positions of context the drafter sees (default 0: all)", 0, INT32_MAX},
+    PLAN_MTP_FLAG(set.plan),
+    {"--draft-window", CLI_I32_ALL, &set.draft_window, "N|all",
+     "positions of context the drafter sees, on any layer (default 0: the windows of its layers, and of "
+     "those without three of them)",
+     0, INT32_MAX},
     {"--draft-sampling", CLI_STR, &set.draft_sampling, "NAME",
      "coupled (the default: proposals take the noise of the picks to come) or greedy", 0, 0},
     LOOKUP_FLAGS(set.lookup),
@@ -131,6 +134,7 @@ static int open_outputs(struct outputs *o, struct err *e)
 {
     /* A state may take the place of the one that it goes on from, which is the last of the inputs. */
     const char *inputs[] = {set.m.target_path, set.m.drafter_path ? set.m.drafter_path : set.m.target_path,
+                            set.m.mtp ? set.m.mtp : set.m.target_path,
                             set.lookup.path ? set.lookup.path : "-", set.state_path ? set.state_path : "-"};
     const bool over = set.save_path && set.state_path && cli_same_file(set.save_path, set.state_path);
     const struct {
@@ -140,10 +144,10 @@ static int open_outputs(struct outputs *o, struct err *e)
                 {set.trace_path, &o->trace},
                 {set.draft_logits_path, &o->draft_logits},
                 {set.text.logprobs.name, &o->logprobs}};
-    if (io_out_open(&o->tokens, set.out_path, set.force, inputs, 4, e)) return -1;
+    if (io_out_open(&o->tokens, set.out_path, set.force, inputs, 5, e)) return -1;
     for (int i = 0; i < 4; i++)
-        if (more[i].path && io_out_open(more[i].out, more[i].path, true, inputs, 4, e)) return -1;
-    return set.save_path ? io_out_open(&o->state, set.save_path, set.force || over, inputs, over ? 3 : 4, e)
+        if (more[i].path && io_out_open(more[i].out, more[i].path, true, inputs, 5, e)) return -1;
+    return set.save_path ? io_out_open(&o->state, set.save_path, set.force || over, inputs, over ? 4 : 5, e)
                          : 0;
 }
 
@@ -268,7 +272,9 @@ static int make_options(struct run *u, struct err *e)
     if (models_kv(&set.m, u->state ? &u->info : NULL, &u->o, e)) return -1;
     if (session_options_check(&u->o, d, e)) return -1;
     if ((d || u->o.look) && spec_width_check(set.plan.rows, u->o.block, u->o.look, e)) return -1;
-    return u->state ? state_check(u->state, t, d, &u->o, e) : 0;
+    const struct desc *drafters[PLAN_SOURCES];
+    const int32_t n = models_drafters(&set.m, drafters);
+    return u->state ? state_check(u->state, t, drafters, n, &u->o, e) : 0;
 }
 
 /* Without -n: what the context holds behind the prompt, which is --ctx, or what the target was trained for.
@@ -403,7 +409,7 @@ static void warn_state(const struct run *u)
         cli_warn(&cli, "stdin holds data, which is not read: --append prefills it after the state");
         said = true;
     }
-    if (u->info.has_drafter && set.save_path && !u->s->source && !u->r.st.generated)
+    if (u->info.n_drafters && set.save_path && !u->s->source && !u->r.st.generated)
         cli_warn(&cli,
                  "%s will hold no context for a drafter, %s does: this run has none (-d DRAFTER keeps it)",
                  set.save_path, set.state_path);
@@ -451,6 +457,7 @@ static void check_flags(void)
     sampling_flags_check(&set.sampling, &cli);
     cli_draft_greedy(&cli, set.draft_sampling);
     plan_flags_check(&set.plan, &cli);
+    plan_flags_check_mtp(&set.plan, &cli, set.m.mtp);
     const bool look = lookup_flags_check(&set.lookup, &cli);
     const struct {
         const char *name;
@@ -468,6 +475,9 @@ static void check_flags(void)
         if (draft[i].given) cli_usage_error(&cli, "%s needs a drafter (-d DRAFTER)", draft[i].name);
     if (set.plan.tree && set.lookup.only)
         cli_usage_error(&cli, "--tree and --lookup only: a look-up has one chain (expected --lookup on)");
+    if (set.m.mtp && set.lookup.only) models_no_mtp(&set.m, &cli, "--lookup only");
+    if (set.trace_path) models_no_mtp(&set.m, &cli, "--draft-trace");
+    if (set.draft_logits_path) models_no_mtp(&set.m, &cli, "--draft-logits");
     if (set.trace_path && plan_flags_auto(&set.plan) && !set.plan.times_path)
         cli_usage_error(&cli, "--draft-trace: what is drafted hangs on times that are measured now (expected "
                               "--width N, --tree N, or --plan-times FILE)");

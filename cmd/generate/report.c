@@ -10,6 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../../common/run/engine.h"
+#include "../../common/run/pages.h"
 #include "../../common/run/source.h"
 #include "generate.h"
 #include "../../common/base/json.h"
@@ -38,7 +40,7 @@ static const char *stop_reason(const struct spec_stats *st)
 /* Places of the histogram: those of a block, and as many more as look-ups took. */
 static int32_t histogram(const struct session *s, const struct spec_stats *st)
 {
-    int32_t n = s->source ? s->o.block : 1;
+    int32_t n = session_block(s);
     for (int32_t i = n; s->o.look && i < SESSION_MAX_ROWS; i++)
         if (st->accepted[i]) n = i + 1;
     return s->source || s->o.look ? n : 0;
@@ -49,7 +51,7 @@ static int32_t histogram(const struct session *s, const struct spec_stats *st)
 static bool hardly_right(const struct settings *set, const struct session *s, const struct spec_stats *st,
                          double tau)
 {
-    const struct calibration_gauge *first = &set->plan.a.calibration.draft_gauge[0];
+    const struct calibration_gauge *first = set->plan.a.calibration.draft_gauge[0];
     if (!s->source || set->lookup.only || set->plan.rows == 1) return false;
     if (set->plan.planner.next)
         return first->labels >= 5 && (double)first->equal < 0.05 * (double)first->labels;
@@ -144,10 +146,20 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "drafter",
                         set->m.drafter_path ? json_text(set->m.drafter_path, strlen(set->m.drafter_path))
                                             : json_null());
+    json_object_set_new(j, "mtp", set->m.mtp ? json_text(set->m.mtp, strlen(set->m.mtp)) : json_null());
+    json_object_set_new(j, "mtp_block", s->n_sources > 1 ? json_integer(s->by[1].block) : json_null());
     json_object_set_new(j, "n", json_integer(set->n));
     json_object_set_new(j, "ctx", json_integer(s->o.ctx));
     json_object_set_new(j, "chunk", json_integer(s->o.chunk));
     add_cache_types(j, s);
+    json_object_set_new(j, "pool", json_integer(set->m.pool));
+    json_object_set_new(j, "kv_host", json_boolean(set->m.kv_host));
+    json_object_set_new(j, "kv_host_layers", json_integer(set->m.kv_host_layers));
+    json_object_set_new(j, "experts_host", json_integer(set->m.experts_host));
+    json_object_set_new(j, "experts_counts",
+                        set->m.experts_counts
+                            ? json_text(set->m.experts_counts, strlen(set->m.experts_counts))
+                            : json_null());
     json_object_set_new(j, "kernels", json_string(set->m.kernels ? set->m.kernels : "auto"));
     json_object_set_new(j, "check_layers", json_boolean(set->m.check_layers));
     json_object_set_new(j, "block", s->source ? json_integer(s->o.block) : json_null());
@@ -166,7 +178,14 @@ static json_t *settings_json(const struct settings *set, const struct session *s
                         set->plan.calibration_path
                             ? json_text(set->plan.calibration_path, strlen(set->plan.calibration_path))
                             : json_null());
-    json_object_set_new(j, "draft_window", json_integer(s->o.draft_window));
+    json_object_set_new(j, "mtp_calibration",
+                        set->plan.mtp_calibration_path ? json_text(set->plan.mtp_calibration_path,
+                                                                   strlen(set->plan.mtp_calibration_path))
+                                                       : json_null());
+    json_object_set_new(j, "draft_window",
+                        set->draft_window == SESSION_DRAFT_ALL ? json_string("all")
+                                                               : json_integer(set->draft_window));
+    json_object_set_new(j, "draft_reach", s->g->draft_reach ? json_integer(s->g->draft_reach) : json_null());
     json_object_set_new(j, "draft_sampling",
                         s->source ? json_string(s->o.draft_greedy ? "greedy" : "coupled") : json_null());
     json_object_set_new(j, "lookup", json_string(s->o.look ? set->lookup.mode : "off"));
@@ -187,6 +206,7 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "logprobs",
                         set->text.logprobs.name ? json_integer(set->text.logprobs.n) : json_null());
     json_object_set_new(j, "stop", set->stop_list ? json_string(set->stop_list) : json_null());
+    json_object_set_new(j, "override_kv", models_keys_json(&set->m));
     const struct drafter_flags *f = &set->m.draft;
     const struct {
         const char *key, *v;
@@ -227,6 +247,16 @@ int report_write(const struct settings *set, struct session *s, const struct res
     json_object_set_new(j, "device", json_string(models_device(&set->m)));
     json_object_set_new(j, "isa", json_string(kn_backend_isa(set->m.be)));
     json_object_set_new(j, "threads", json_integer(kn_backend_threads(set->m.be)));
+    const bool host = kn_op(set->m.be)->alloc_host != NULL;
+    json_object_set_new(j, "experts_host", json_integer(host ? set->m.target->n_host : 0));
+    json_object_set_new(j, "kv_host_layers", json_integer(session_kv_hosted(s)));
+    json_object_set_new(
+        j, "host_bytes",
+        json_integer((json_int_t)(s->host_bytes + (host ? model_host_bytes(set->m.target) : 0))));
+    const struct pages_stats pages = pages_stats(s);
+    json_object_set_new(j, "pool_turns", json_integer(pages.turns));
+    json_object_set_new(j, "pool_scored", json_integer(pages.scored));
+    json_object_set_new(j, "pool_pages_back", json_integer(pages.came));
     json_object_set_new(j, "prompt_tokens", json_integer(r->prompt_tokens));
     json_object_set_new(j, "prefilled_tokens", json_integer(r->prefilled));
     json_object_set_new(j, "generated_tokens", json_integer(st->generated));

@@ -90,12 +90,9 @@ static int open_streams(struct server *sv, struct err *e)
 
 int serve_open_engine(struct server *sv, struct err *e)
 {
-    const struct models *m = &sv->set->m;
-    if (m->drafter) sv->source = source_drafter(m->drafter);
+    struct models *m = &sv->set->m;
     sv->o.tree = m->drafter ? sv->set->plan.tree_most : 0;
-    if (models_engine(&sv->set->m, sv->cli, &sv->o, m->drafter ? &sv->source : NULL, sv->set->serve.streams,
-                      &sv->g, e))
-        return -1;
+    if (models_engine(m, sv->cli, &sv->o, models_sources(m), sv->set->serve.streams, &sv->g, e)) return -1;
     if (open_streams(sv, e) == 0) return 0;
     serve_close_engine(sv);
     return -1;

@@ -100,7 +100,6 @@ struct server {
     const struct cli *cli;
     struct settings *set;
     struct session_options o;
-    struct source source;
     struct engine *g; /* NULL: the target is parked */
     unsigned parked;  /* REQUEST_TARGET, REQUEST_DRAFT */
     int32_t *stops, n_stops;

@@ -198,6 +198,9 @@ static int make_plan(struct job *j, struct err *e)
         if (tree) p->rows = 0;
     }
     if (!sv->g->source && !sv->o.look) p->rows = 0;
+    if (sv->g->n_sources > 1 && (p->rows || p->tree_fixed))
+        return err_set(e, ERR_USAGE, "%s: plans choose who proposes beside --mtp (expected none, or 0)",
+                       p->rows ? "width" : "tree");
     if (p->rows && spec_width_check(p->rows, sv->g->source ? sv->g->o.block : 1, sv->o.look, e)) return -1;
     return 0;
 }

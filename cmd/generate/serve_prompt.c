@@ -68,7 +68,8 @@ static const char *open_state(struct job *j, struct state **st, struct state_inf
     if (!slot && fd < 0) return "bad_args";
     if (slot ? slot_open(sv, j->r.slot, st, info, e) : state_open_fd(st, fd, j->r.state, info, e))
         return "invalid_snapshot_slot";
-    if (state_check(*st, m->target->d, m->drafter ? m->drafter->d : NULL, &sv->o, e))
+    const struct desc *drafters[PLAN_SOURCES];
+    if (state_check(*st, m->target->d, drafters, models_drafters(m, drafters), &sv->o, e))
         return e->code == ERR_USAGE ? "context_overflow" : "invalid_snapshot_slot";
     return NULL;
 }

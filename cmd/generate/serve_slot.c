@@ -137,7 +137,8 @@ static int check_copy(struct server *sv, int fd, const char *path, int32_t *n_to
     if (state_open_fd(&st, own, path, &info, e)) return -1;
     *n_tokens = info.n_tokens;
     const struct models *m = &sv->set->m;
-    int rc = state_check(st, m->target->d, m->drafter ? m->drafter->d : NULL, &sv->o, e);
+    const struct desc *drafters[PLAN_SOURCES];
+    int rc = state_check(st, m->target->d, drafters, models_drafters(m, drafters), &sv->o, e);
     if (rc == 0) rc = state_verify(st, &sections, e);
     state_close(st);
     return rc;

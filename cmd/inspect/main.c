@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "../../common/inspect/check.h"
 #include "../../common/inspect/diff.h"
@@ -22,6 +23,7 @@ struct options {
     const char *out;
     bool force;
     struct drafter_flags draft;
+    struct cli_list keys;
     int32_t causal;
 };
 
@@ -34,15 +36,18 @@ static const struct cli_flag flags[] = {
     {"--for-use", CLI_FLAG, &o.for_use, NULL, "with --check: what cannot be run here is bad, too", 0, 0},
     {"--pair", CLI_FLAG, &o.pair, NULL,
      "why does DRAFTER (not) work with TARGET? one line an aspect; exit 1 on a misfit", 0, 0},
-    {"--strict", CLI_FLAG, &o.strict, NULL, "with --pair: a note is bad, too", 0, 0},
+    {"--strict", CLI_FLAG, &o.strict, NULL,
+     "with --pair: a note is bad, too; with --diff: a key that differs", 0, 0},
     {"--diff", CLI_FLAG, &o.diff, NULL,
-     "compare two files tensor by tensor (GGUF or safetensors on either side)", 0, 0},
+     "compare two files key by key and tensor by tensor (GGUF or safetensors on either side)", 0, 0},
     {"--tolerance", CLI_F32, &o.tolerance, "X",
      "with --diff: exit 1 where a tensor's relative RMS error is above X", 0, 1e30},
     {"--tensors", CLI_FLAG, &o.tensors, NULL, "list every tensor", 0, 0},
     {"--tokens", CLI_FLAG, &o.tokens, NULL, "list every token of a GGUF's tokenizer, and nothing else", 0, 0},
     {"--key", CLI_STR, &o.key, "KEY", "print the whole value of this key, and nothing else", 0, 0},
     {"--json", CLI_FLAG, &o.json, NULL, "JSON lines on stdout", 0, 0},
+    {"--override-kv", CLI_LIST, &o.keys, "KEY=TYPE:VALUE",
+     "with --check and --pair: as if the (target's) key had this value; repeatable", 0, 0},
     {"--threads", CLI_I32, &o.threads, "N", "threads (default 0: one a processor)", 0, CLI_MAX_THREADS},
     DRAFTER_FLAGS(o.draft, "--", "--from-dialect"),
     {"--causal", CLI_I32, &o.causal, "0|1", "drafter: its layers see ahead in the block (0) or not (1)", 0,
@@ -54,9 +59,9 @@ static const struct cli_flag flags[] = {
 static struct cli cli = {
     .tool = "inspect",
     .synopsis = "FILE [--tensors | --tokens | --key KEY] [--json]\n"
-                "--check FILE [--for-use] [--json]\n"
-                "--pair TARGET DRAFTER [--strict] [--json]\n"
-                "--diff A B [--tolerance X] [--tensors] [--json]",
+                "--check FILE [--for-use] [--override-kv KEY=TYPE:VALUE]... [--json]\n"
+                "--pair TARGET DRAFTER [--strict] [--override-kv KEY=TYPE:VALUE]... [--json]\n"
+                "--diff A B [--tolerance X] [--strict] [--tensors] [--json]",
     .summary = "Print what a GGUF or safetensors file or a saved state holds, check it, check that a drafter "
                "fits its target, "
                "or compare two files.",
@@ -137,13 +142,21 @@ static void diff_tensor(void *ctx, const struct diff_tensor *t)
     fflush(stdout);
 }
 
+static void diff_key(void *ctx, const struct diff_key *k)
+{
+    cli_progress_clear();
+    show_diff_key(ctx, k);
+}
+
 static int run_diff(const char *a, const char *b)
 {
     struct err e = {0};
     struct diff_total t;
     struct show_diff ctx = {.json = o.json, .tolerance = o.tolerance, .tensors = o.tensors};
-    if (diff_files(a, b, o.threads, diff_tensor, diff_progress, &ctx, &t, &e)) return cli_fail(&cli, &e);
+    const struct diff_fns fn = {diff_key, diff_tensor, diff_progress};
+    if (diff_files(a, b, o.threads, &fn, &ctx, &t, &e)) return cli_fail(&cli, &e);
     show_diff_total(&ctx, &t);
+    if (o.strict && t.keys_differ + t.keys_missing) return ERR_NEGATIVE;
     return t.missing || t.shape || t.undecodable || t.not_finite || ctx.above ? ERR_NEGATIVE : 0;
 }
 
@@ -173,6 +186,19 @@ static int run_show(const char *path)
     return rc ? cli_fail(&cli, &e) : 0;
 }
 
+/* Kept until the program ends. */
+static void read_keys(void)
+{
+    struct err e = {0};
+    if (!o.keys.n) return;
+    if (!(o.check || o.pair) || st_is_path(cli.args[0]) || show_is_state(cli.args[0]))
+        cli_usage_error(&cli, "--override-kv goes with --check or --pair of GGUFs");
+    struct gguf_override *kv;
+    if (gguf_overrides_parse(&kv, o.keys.v, o.keys.n, &e)) exit(cli_fail(&cli, &e));
+    over.kv = kv;
+    over.n_kv = o.keys.n;
+}
+
 int main(int argc, char **argv)
 {
     struct err e = {0};
@@ -184,7 +210,7 @@ int main(int argc, char **argv)
     if (o.for_use && (!o.check || st_is_path(cli.args[0])))
         cli_usage_error(&cli, o.check ? "--for-use is for GGUFs: a checkpoint is converted first"
                                       : "--for-use goes with --check");
-    if (o.strict && !o.pair) cli_usage_error(&cli, "--strict goes with --pair");
+    if (o.strict && !o.pair && !o.diff) cli_usage_error(&cli, "--strict goes with --pair or --diff");
     if (o.tensors + o.tokens + (o.key != NULL) > 1)
         cli_usage_error(&cli, "--tensors, --tokens and --key exclude each other");
     if ((o.tokens || o.key) && (o.check || o.pair || o.diff || st_is_path(cli.args[0])))
@@ -202,6 +228,7 @@ int main(int argc, char **argv)
                         cli.n_args, cli.n_args == 1 ? "" : "s");
     drafter_flags_read(&cli, &o.draft, "--", &over);
     over.draft_causal = o.causal;
+    read_keys();
     if (o.diff && desc_override_given(&over))
         cli_usage_error(&cli, "--%s does not go with --diff", desc_override_given(&over));
     if (!o.pair && !o.diff && st_is_path(cli.args[0]) && desc_override_given(&over))

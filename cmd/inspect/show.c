@@ -398,17 +398,43 @@ void show_diff_tensor(void *ctx, const struct diff_tensor *t)
                above ? "  ABOVE" : "");
 }
 
+void show_diff_key(void *ctx, const struct diff_key *k)
+{
+    const struct show_diff *d = ctx;
+    if (d->json) {
+        show_json_line(json_pack("{s:i,s:s,s:o,s:s*,s:s*,s:b,s:b,s:o*,s:o*,s:o}", "schema", 1, "kind", "key",
+                                 "key", json_name(k->key), "type_a", k->type_a, "type_b", k->type_b,
+                                 "array_a", k->array_a, "array_b", k->array_b, "a",
+                                 k->type_a ? json_name(k->a) : NULL, "b", k->type_b ? json_name(k->b) : NULL,
+                                 "at", k->at < 0 ? json_null() : json_integer(k->at)));
+        return;
+    }
+    if (!k->type_a || !k->type_b)
+        printf("key %-40s only in %s (%s)\n", show_text(k->key), k->type_a ? "the first" : "the second",
+               show_text(k->type_a ? k->a : k->b));
+    else if (k->at >= 0)
+        printf("key %-40s differs at %" PRId64 ": %s and %s\n", show_text(k->key), k->at, show_text(k->a),
+               show_text(k->b));
+    else
+        printf("key %-40s %s %s and %s %s\n", show_text(k->key), k->array_a ? "array" : k->type_a,
+               show_text(k->a), k->array_b ? "array" : k->type_b, show_text(k->b));
+}
+
 void show_diff_total(const struct show_diff *d, const struct diff_total *t)
 {
     if (d->json) {
-        show_json_line(json_pack("{s:i,s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:o}", "schema", 1, "kind",
-                                 "total", "tensors", (json_int_t)t->tensors, "compared",
-                                 (json_int_t)t->compared, "identical", (json_int_t)t->identical, "missing",
-                                 (json_int_t)t->missing, "shapes_differ", (json_int_t)t->shape, "undecodable",
-                                 (json_int_t)t->undecodable, "not_finite", (json_int_t)t->not_finite,
-                                 "above_tolerance", d->above, "relative_rms", json_float(t->rel_rms)));
+        show_json_line(json_pack(
+            "{s:i,s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:o}", "schema", 1, "kind", "total", "keys",
+            (json_int_t)t->keys, "keys_differ", (json_int_t)t->keys_differ, "keys_missing",
+            (json_int_t)t->keys_missing, "tensors", (json_int_t)t->tensors, "compared",
+            (json_int_t)t->compared, "identical", (json_int_t)t->identical, "missing", (json_int_t)t->missing,
+            "shapes_differ", (json_int_t)t->shape, "undecodable", (json_int_t)t->undecodable, "not_finite",
+            (json_int_t)t->not_finite, "above_tolerance", d->above, "relative_rms", json_float(t->rel_rms)));
         return;
     }
+    if (t->keys)
+        printf("%" PRId64 " keys: %" PRId64 " identical, %" PRId64 " differ, %" PRId64 " in one file only\n",
+               t->keys, t->keys - t->keys_differ - t->keys_missing, t->keys_differ, t->keys_missing);
     printf("%" PRId64 " tensors: %" PRId64 " compared, %" PRId64 " identical, %" PRId64
            " in one file only, %" PRId64 " of other shape, %" PRId64 " undecodable, %" PRId64
            " with NaN or Inf; relative RMS %.4g",

@@ -40,6 +40,7 @@ struct show_diff {
     float tolerance;    /* < 0: none */
     int above;          /* counted: tensors above it */
 };
+void show_diff_key(void *ctx, const struct diff_key *k);
 void show_diff_tensor(void *ctx, const struct diff_tensor *t);
 void show_diff_total(const struct show_diff *d, const struct diff_total *t);
 

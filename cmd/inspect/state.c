@@ -76,7 +76,9 @@ static void state_json(const struct state_info *x, const char *path, const struc
 {
     char id[33];
     json_t *taps = json_array();
-    for (int32_t i = 0; i < x->n_taps; i++) json_array_append_new(taps, json_integer((json_int_t)x->taps[i]));
+    for (int32_t k = 0; k < x->n_drafters; k++)
+        for (int32_t i = 0; i < x->by[k].n_taps; i++)
+            json_array_append_new(taps, json_integer((json_int_t)x->by[k].taps[i]));
     json_t *j = json_pack("{s:i,s:s,s:o,s:s,s:I,s:i,s:i,s:i,s:o,s:s,s:i,s:o}", "schema", 1, "kind", "state",
                           "path", json_text(path, strlen(path)), "format", "state", "size_bytes",
                           (json_int_t)st->st_size, "positions", x->n_tokens, "chunk", x->chunk, "n_vocab",
@@ -91,12 +93,16 @@ static void state_json(const struct state_info *x, const char *path, const struc
                                       x->gaps.n_kept, "keep", (double)x->gaps.keep, "scorer",
                                       json_text(x->gaps.scorer, strlen(x->gaps.scorer)), "scorer_identity",
                                       hex(x->gaps.scorer_id, id)));
-    if (j && x->has_drafter) {
-        json_object_set_new(j, "drafter", json_text(x->drafter, strlen(x->drafter)));
-        json_object_set_new(j, "drafter_identity", json_string(hex(x->drafter_id, id)));
-        json_object_set_new(j, "drafter_layers", json_integer(x->n_draft_layer));
-        json_object_set_new(j, "hidden", json_boolean(x->has_hidden));
-        json_object_set_new(j, "draft_kv", types_json(x->draft_kv, x->n_draft_layer));
+    for (int32_t i = 0; j && i < x->n_drafters; i++) {
+        const struct state_drafter_info *d = &x->by[i];
+        json_t *to = i ? json_object() : json_incref(j); /* the first one's keys stand with the rest */
+        json_object_set_new(to, "drafter", json_text(d->name, strlen(d->name)));
+        json_object_set_new(to, "drafter_identity", json_string(hex(d->id, id)));
+        json_object_set_new(to, "drafter_layers", json_integer(d->n_layer));
+        json_object_set_new(to, "hidden", json_boolean(d->hidden));
+        json_object_set_new(to, "draft_kv", types_json(d->kv, d->n_layer));
+        if (i) json_object_set(j, "beside", to);
+        json_decref(to);
     }
     if (j) json_object_set_new(j, "taps", json_incref(taps));
     json_decref(taps);
@@ -129,19 +135,22 @@ int show_state(const char *path, bool json, struct err *e)
                "compressed", x.gaps.n_kept, x.gaps.n_text, (double)x.gaps.keep);
         show_model_wanted("scorer", x.gaps.scorer, x.gaps.scorer_id);
     }
-    if (x.has_drafter) {
-        show_model_wanted("drafter", x.drafter, x.drafter_id);
-        printf("%-12s %" PRId32 " layer%s, %s", "", x.n_draft_layer, x.n_draft_layer == 1 ? "" : "s",
-               x.has_hidden ? "the target's last hidden state" : "taps");
-        for (int32_t i = 0; i < x.n_taps; i++) printf(" %" PRIu32, x.taps[i]);
+    for (int32_t k = 0; k < x.n_drafters; k++) {
+        const struct state_drafter_info *d = &x.by[k];
+        show_model_wanted(k ? "beside it" : "drafter", d->name, d->id);
+        printf("%-12s %" PRId32 " layer%s, %s", "", d->n_layer, d->n_layer == 1 ? "" : "s",
+               d->hidden ? "the target's last hidden state" : "taps");
+        for (int32_t i = 0; i < d->n_taps; i++) printf(" %" PRIu32, d->taps[i]);
         putchar('\n');
-        if (x.n_draft_layer) show_types("its cache", x.draft_kv, x.n_draft_layer);
-    } else {
-        printf("%-12s none: it was made without one, and -d wants one that was made with it\n", "drafter");
+        if (d->n_layer) show_types("its cache", d->kv, d->n_layer);
     }
+    if (!x.n_drafters)
+        printf("%-12s none: it was made without one, and -d wants one that was made with it\n", "drafter");
     printf("\ndflash-generate -m TARGET%s --state goes on from it; dflash-inspect prints the identity of a "
            "model's file\n",
-           x.has_drafter ? " [-d DRAFTER]" : "");
+           x.n_drafters > 1 ? " [-d DRAFTER [--mtp]]"
+           : x.n_drafters   ? " [-d DRAFTER]"
+                            : "");
     state_close(s);
     return 0;
 }

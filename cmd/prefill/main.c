@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -14,6 +13,7 @@
 #include "../cli.h"
 #include "../models.h"
 #include "compress.h"
+#include "nll.h"
 #include "../../common/file/imatrix.h"
 #include "../../common/base/io.h"
 #include "../../common/base/mem.h"
@@ -23,8 +23,9 @@
 static struct models m = MODELS_INIT;
 static const char *out_path, *state_path, *logits_path, *hidden_path, *imatrix_path, *dataset;
 static int32_t chunk, ctx_size;
-static bool force, nll;
 static struct compress_flags cf;
+static struct nll nll;
+static bool force;
 
 static const struct cli_flag flags[] = {
     MODELS_FLAGS(m),
@@ -35,7 +36,8 @@ static const struct cli_flag flags[] = {
     SPARSE_FLAGS(m.sparse),
     {"--chunk", CLI_I32, &chunk, "N", "tokens a pass, part of the state (default 512, or as STATE has it)", 1,
      1 << 20},
-    {"--ctx", CLI_I32, &ctx_size, "N", "positions to make room for (default: what the prompt needs)", 1,
+    {"--ctx", CLI_I32, &ctx_size, "N",
+     "positions to make room for (default: what the prompt needs); with --nll tokens a window", 1,
      SESSION_MAX_CTX},
     COMPRESS_FLAGS(cf),
     {"--logits", CLI_STR, &logits_path, "FILE",
@@ -46,7 +48,15 @@ static const struct cli_flag flags[] = {
      "add the squares of the inputs of the target's products to this importance matrix; no state without -o",
      0, 0},
     {"--dataset", CLI_STR, &dataset, "NAME", "what FILE says of the tokens (default stdin)", 0, 0},
-    {"--nll", CLI_FLAG, &nll, NULL, "print the perplexity of the prompt instead of writing a state", 0, 0},
+    {"--nll", CLI_FLAG, &nll.wanted, NULL,
+     "print the perplexity instead of writing a state: of the whole prompt, or of windows of --ctx tokens", 0,
+     0},
+    {"--kl-save", CLI_STR, &nll.save_path, "FILE",
+     "with --nll and --ctx: write the log-probabilities, for --kl-base here or in llama-perplexity", 0, 0},
+    {"--kl-base", CLI_STR, &nll.base_path, "FILE",
+     "with --nll: compare with these, over their tokens: KL divergence, agreement of the likeliest token", 0,
+     0},
+    {"--json", CLI_FLAG, &nll.json, NULL, "with --nll: one line of JSON", 0, 0},
     {NULL, CLI_FLAG, NULL, NULL, NULL, 0, 0},
 };
 static struct cli cli = {
@@ -55,7 +65,8 @@ static struct cli cli = {
                 "[--compress KEEP [--scorer MODEL] [--kept FILE]] [--logits FILE] "
                 "[--hidden FILE] < "
                 "tokens > state\n"
-                "-m TARGET.gguf --nll < tokens\n"
+                "-m TARGET.gguf --nll [--ctx N [--kl-save FILE]] [--json] < tokens\n"
+                "-m TARGET.gguf --nll --kl-base FILE [--json]\n"
                 "-m TARGET.gguf --imatrix FILE [--dataset NAME] < tokens",
     .summary = "Run a prompt of raw int32 token ids and write the state that dflash-generate resumes from.",
     .flags = flags,
@@ -82,33 +93,20 @@ struct rows {
     size_t n;
     int32_t from; /* the position of the first */
     int32_t n_vocab;
-    struct io_out *logits; /* NULL: not wanted */
-    double nll;            /* sum over the tokens that a row predicts, predicted of them */
-    size_t predicted;
+    struct io_out *logits;       /* NULL: not wanted */
+    struct perplexity *p;        /* of the tokens that a row predicts; NULL: not wanted */
     struct imatrix_watch *watch; /* NULL: none */
     const struct session *s;
 };
-
-/* -log p(id) in double: the sum of a row's exponentials loses nothing that float32 logits hold. */
-static double row_nll(const float *row, int32_t n, int32_t id)
-{
-    double best = row[0], sum = 0;
-    for (int32_t i = 1; i < n; i++)
-        if (row[i] > best) best = row[i];
-    for (int32_t i = 0; i < n; i++) sum += exp(row[i] - best);
-    return best + log(sum) - row[id];
-}
 
 static int take_rows(void *ctx, const float *rows, int32_t n, int32_t pos, struct err *e)
 {
     struct rows *r = ctx;
     const size_t at = (size_t)(pos - r->from);
-    for (int32_t i = 0; i < n; i++) {
-        const float *row = rows + (size_t)i * (size_t)r->n_vocab;
-        if (session_check_row(r->s, row, pos + i, e)) return -1;
-        if (at + (size_t)i + 1 < r->n)
-            r->nll += row_nll(row, r->n_vocab, r->ids[at + (size_t)i + 1]), r->predicted++;
-    }
+    const int32_t scored = at + (size_t)n < r->n ? n : n - 1; /* the last token predicts none */
+    for (int32_t i = 0; i < n; i++)
+        if (session_check_row(r->s, rows + (size_t)i * (size_t)r->n_vocab, pos + i, e)) return -1;
+    if (r->p && scored > 0 && perplexity_add(r->p, rows, scored, r->ids + at + 1, NULL, e)) return -1;
     /* The head runs once more over the last row, for the state: that one is not to count twice. */
     if (r->watch && at + (size_t)n == r->n) imatrix_watch_stop(r->watch);
     return r->logits ? io_out_write(r->logits, rows, (size_t)n * (size_t)r->n_vocab * sizeof *rows, e) : 0;
@@ -138,7 +136,7 @@ static int read_prompt(struct prompt *p, struct err *e)
     if (io_read_tokens(STDIN_FILENO, "stdin", &p->ids, &p->n, e)) return -1;
     p->read = true;
     if (!p->n) return err_set(e, ERR_FORMAT, "stdin: the prompt is empty (expected at least one token)");
-    if (nll && !state_path && p->n < 2)
+    if (nll.wanted && !state_path && p->n < 2)
         return err_set(e, ERR_FORMAT, "stdin: a perplexity needs at least two tokens (got 1)");
     if (p->n > SESSION_MAX_CTX)
         return err_set(e, ERR_FORMAT, "stdin: too many tokens (expected at most %d, got %zu)",
@@ -175,7 +173,7 @@ static int check_inputs(struct prompt *p, struct err *e)
 {
     const int64_t rows = cf.keep > 0 ? compress_budget((double)cf.keep, (int32_t)p->n) : (int64_t)p->n,
                   all = (int64_t)p->info.n_tokens + rows;
-    const struct desc *d = m.drafter ? m.drafter->d : NULL;
+    const struct desc *drafters[PLAN_SOURCES], *d = m.drafter ? m.drafter->d : NULL;
     p->o.ctx = ctx_size ? ctx_size : (int32_t)(all < SESSION_MAX_CTX ? all : SESSION_MAX_CTX);
     p->o.chunk = chunk ? chunk : p->info.chunk;
     if (models_check_ids(&m, "stdin", p->ids, p->n, e) || session_prompt_check(p->o.ctx, all, e)) return -1;
@@ -184,7 +182,10 @@ static int check_inputs(struct prompt *p, struct err *e)
     if (cf.keep > 0 && compress_inputs(&p->compress, &m, &cli, p->ids, (int32_t)p->n, e)) return -1;
     if (models_kv(&m, p->state ? &p->info : NULL, &p->o, e)) return -1;
     if (!p->state) return 0;
-    return session_options_check(&p->o, d, e) || state_check(p->state, m.target->d, d, &p->o, e) ? -1 : 0;
+    return session_options_check(&p->o, d, e) ||
+                   state_check(p->state, m.target->d, drafters, models_drafters(&m, drafters), &p->o, e)
+               ? -1
+               : 0;
 }
 
 /* What the target's description says against all of it; m.check. */
@@ -230,17 +231,9 @@ static int take_state_row(struct session *s, struct rows *r, struct err *e)
     float *row = mem_alloc((size_t)r->n_vocab * sizeof *row);
     int rc = row ? session_logits(s, 0, row, e) : err_set(e, ERR_IO, "out of memory (a row of logits)");
     if (rc == 0) rc = session_check_row(s, row, s->n_past - 1, e);
-    if (rc == 0) r->nll += row_nll(row, r->n_vocab, r->ids[0]), r->predicted++;
+    if (rc == 0) rc = perplexity_add(r->p, row, 1, r->ids, NULL, e);
     mem_free(row);
     return rc;
-}
-
-/* Flushed at once: the logits beside it appear only if it could be printed. */
-static int print_nll(const struct rows *r, struct err *e)
-{
-    double mean = r->nll / (double)r->predicted;
-    int n = printf("tokens %zu\nnll %.6f\nppl %.4f\n", r->predicted, mean, exp(mean));
-    return n < 0 || fflush(stdout) ? err_errno(e, "stdout: cannot write") : 0;
 }
 
 /* The file of the importance matrix as it was read; all 0: there was none. */
@@ -301,12 +294,13 @@ static void note_imatrix(const struct imatrix *im)
 static int run(struct err *e)
 {
     /* A state may take the place of the one that it goes on from, which is the last of the inputs. */
-    const char *inputs[] = {m.target_path, m.drafter_path ? m.drafter_path : m.target_path, "-",
-                            state_path ? state_path : "-"};
+    const char *inputs[] = {m.target_path, m.drafter_path ? m.drafter_path : m.target_path,
+                            m.mtp ? m.mtp : "-", state_path ? state_path : "-"};
     const bool over = state_path && out_path && cli_same_file(out_path, state_path);
     struct io_out out = {.fd = -1}, logits = {.fd = -1}, importance = {.fd = -1}, kept = {.fd = -1};
     struct planes planes = {.out = {.fd = -1}};
-    const bool state = !nll && (!imatrix_path || out_path);
+    const bool state = !nll.wanted && (!imatrix_path || out_path);
+    struct perplexity ppl = {0};
     struct imatrix *im = NULL;
     struct session *s = NULL;
     struct rows r = {0};
@@ -344,19 +338,22 @@ static int run(struct err *e)
     r.n_vocab = m.target->d->n_vocab;
     r.logits = logits_path ? &logits : NULL;
     r.s = s;
-    if (nll && p.state && take_state_row(s, &r, e)) goto done;
-    if (p.info.has_drafter && state && !m.drafter_path)
+    r.p = nll.wanted ? &ppl : NULL;
+    perplexity_begin(&ppl, r.n_vocab, false);
+    ppl.threads = m.threads;
+    if (nll.wanted && p.state && take_state_row(s, &r, e)) goto done;
+    if (p.info.n_drafters && state && !m.drafter_path)
         cli_warn(
             &cli,
             "the state will hold no context for a drafter, %s does: this run has none (-d DRAFTER keeps it)",
             state_path);
     start = cli_seconds();
-    if (session_prefill(s, p.ids, (int64_t)p.n, nll || logits_path || im ? take_rows : NULL, &r, e))
+    if (session_prefill(s, p.ids, (int64_t)p.n, nll.wanted || logits_path || im ? take_rows : NULL, &r, e))
         goto done;
     start = cli_seconds() - start;
     if (state && write_state(s, &out, e)) goto done;
     if (im && imatrix_write(im, &importance, e)) goto done;
-    if (nll && print_nll(&r, e)) goto done;
+    if (nll.wanted && nll_print(&nll, &ppl, 0, 0, &m, e)) goto done;
     if (cf.kept_path && io_out_write(&kept, p.compress.at, p.n * sizeof *p.compress.at, e)) goto done;
     if (commit((struct io_out *const[]){&out, &logits, &planes.out, &importance, &kept}, 5, e)) goto done;
     if (im) note_imatrix(im);
@@ -374,10 +371,18 @@ done:
     io_out_abort(&kept);
     session_free(s);
     compress_free(&p.compress);
+    perplexity_free(&ppl);
     imatrix_watch_free(r.watch);
     imatrix_free(im);
     mem_free(p.ids);
     state_close(p.state);
+    models_close(&m);
+    return rc;
+}
+
+static int run_windows(struct err *e)
+{
+    const int rc = nll_run(&nll, &m, &cli, e);
     models_close(&m);
     return rc;
 }
@@ -387,26 +392,34 @@ int main(int argc, char **argv)
     struct err e = {0};
     cli_parse(&cli, argc, argv);
     models_check_flags(&m, &cli);
-    if (nll && out_path) cli_usage_error(&cli, "--nll writes no state (-o %s)", out_path);
+    nll.ctx = ctx_size, nll.chunk = chunk;
+    nll_check_flags(&nll, &cli,
+                    state_path     ? "--state"
+                    : logits_path  ? "--logits"
+                    : hidden_path  ? "--hidden"
+                    : imatrix_path ? "--imatrix"
+                                   : NULL);
+    if (nll.wanted && out_path) cli_usage_error(&cli, "--nll writes no state (-o %s)", out_path);
     cli_check_text(&cli, "--dataset", dataset);
     if (dataset && !imatrix_path)
         cli_usage_error(&cli, "--dataset %s: there is no --imatrix to name it in", dataset);
     if (imatrix_path && !strcmp(imatrix_path, "-"))
         cli_usage_error(&cli, "--imatrix -: an importance matrix is added to (give it a file)");
-    const bool state = !nll && (!imatrix_path || out_path);
+    const bool state = !nll.wanted && (!imatrix_path || out_path);
     if (m.drafter_path && !state)
         cli_usage_error(
             &cli, "-d %s: a drafter is only for a state, and none is written (expected no -d%s, got %s)",
-            m.drafter_path, nll ? "" : ", or -o STATE", nll ? "--nll" : "--imatrix without -o");
+            m.drafter_path, nll.wanted ? "" : ", or -o STATE", nll.wanted ? "--nll" : "--imatrix without -o");
     const struct cli_output out[] = {
-        {nll ? "the perplexity" : "-o", nll || state ? (out_path ? out_path : "-") : NULL},
+        {nll.wanted ? "the perplexity" : "-o", nll.wanted || state ? (out_path ? out_path : "-") : NULL},
         {"--logits", logits_path},
         {"--hidden", hidden_path},
         {"--imatrix", imatrix_path},
+        {"--kl-save", nll.save_path},
         {"--kept", cf.kept_path}};
-    cli_distinct_outputs(&cli, out, 5);
+    cli_distinct_outputs(&cli, out, 6);
     compress_check_flags(&cf, state_path,
-                         nll            ? "--nll"
+                         nll.wanted     ? "--nll"
                          : logits_path  ? "--logits"
                          : hidden_path  ? "--hidden"
                          : imatrix_path ? "--imatrix"
@@ -419,9 +432,10 @@ int main(int argc, char **argv)
         cli_usage_error(&cli, "--state: an importance matrix is of whole texts (expected no --imatrix)");
     if (state_path && (cli_is_stdin(state_path) || !strcmp(state_path, "/dev/stdin")))
         cli_usage_error(&cli, "--state: the tokens are read from stdin: the state must be a file");
-    cli_no_binary_tty(&cli, STDIN_FILENO, "the token stream");
+    if (!nll.base_path) cli_no_binary_tty(&cli, STDIN_FILENO, "the token stream");
     if (state) cli_no_binary_out(&cli, out_path, "the state");
     if (logits_path) cli_no_binary_out(&cli, logits_path, "the logits");
-    if (run(&e)) return cli_fail(&cli, &e);
+    if (nll.save_path) cli_no_binary_out(&cli, nll.save_path, "log-probabilities");
+    if (nll_windows(&nll) ? run_windows(&e) : run(&e)) return cli_fail(&cli, &e);
     return cli_close_stdout(&cli);
 }

@@ -26,7 +26,8 @@ static const struct cli_flag flags[] = {
     {"-o", CLI_STR, &out_path, "FILE", "write the quantised file here (default: standard output)", 0, 0},
     {"--type", CLI_STR, &type_name, "TYPE",
      "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K or a mix: Q2_K, Q3_K_S, Q3_K_M, Q3_K_L, "
-     "IQ4_NL, IQ4_XS, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M; COPY: every tensor as it is",
+     "IQ4_NL, IQ4_XS, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ2_M, IQ3_XXS, IQ3_XS, IQ3_S, "
+     "IQ3_M, MXFP4_MOE; COPY: every tensor as it is",
      0, 0},
     {"--tensor-type", CLI_LIST, &override_args, "PATTERN=TYPE",
      "type of the tensors whose names match; repeatable, the last match wins", 0, 0},
@@ -160,6 +161,12 @@ static int make_plan(struct work *k, struct err *e)
             "rows of %" PRId64 ", %s)",
             count, quant_recipe_name(k->recipe), t[first].name, t[first].ne[0],
             kn_type_info(k->to[first])->name);
+    count = rc || imatrix_path ? 0 : quant_coarse(t, k->to, n, &first);
+    if (count)
+        cli_warn(&cli,
+                 "%" PRId64
+                 " tensors are so coarse that they want an importance matrix (--imatrix; the first: %s, %s)",
+                 count, t[first].name, kn_type_info(k->to[first])->name);
     char again[128];
     count = rc ? 0 : quant_again(t, k->to, n, again, sizeof again);
     if (count) /* requantising loses twice */
@@ -400,22 +407,13 @@ static int refuse_imatrix(const struct gguf *g, const char *path, struct err *e)
     return err_hint(e, "it goes with --imatrix, beside the model that it was gathered from");
 }
 
-static int read_keys(struct work *k, struct err *e)
-{
-    k->keys = mem_calloc((size_t)key_args.n + 1, sizeof *k->keys);
-    if (!k->keys) return err_set(e, ERR_IO, "out of memory (--override-kv)");
-    for (int i = 0; i < key_args.n; i++)
-        if (gguf_override_parse(&k->keys[i], key_args.v[i], e)) return -1;
-    return 0;
-}
-
 static int quantize(const char *path, struct err *e)
 {
     struct work k = {0};
     int rc = -1;
-    if ((!copy && quant_recipe_by_name(type_name, &k.recipe, e)) || read_keys(&k, e) ||
-        gguf_open(&k.in, path, e) || refuse_imatrix(k.in, path, e) ||
-        gguf_override(k.in, k.keys, key_args.n, true, e) || make_plan(&k, e))
+    if ((!copy && quant_recipe_by_name(type_name, &k.recipe, e)) ||
+        gguf_overrides_parse(&k.keys, key_args.v, key_args.n, e) || gguf_open(&k.in, path, e) ||
+        refuse_imatrix(k.in, path, e) || gguf_override(k.in, k.keys, key_args.n, true, e) || make_plan(&k, e))
         goto out;
     if (imatrix_path && (imatrix_read(&k.imatrix, imatrix_path, e) || check_imatrix(&k, e))) goto out;
     const double begin = cli_seconds();

@@ -3,6 +3,7 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -149,4 +150,15 @@ void arena_free(struct arena *a)
         mem_free(c);
     }
     mem_free(a);
+}
+
+uint64_t mem_available(void)
+{
+    unsigned long long kib = 0;
+    char line[128];
+    FILE *f = fopen("/proc/meminfo", "r");
+    while (f && !kib && fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %llu kB", &kib) != 1) kib = 0;
+    if (f) fclose(f);
+    return (uint64_t)kib << 10;
 }

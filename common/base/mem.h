@@ -29,4 +29,7 @@ uint64_t mem_fail_one(uint64_t nth); /* the same, but those after it succeed */
  * (common/base/json.c). */
 uint64_t mem_failures(void);
 
+/* Bytes of the machine's memory that programs may still take, by the system's account; 0: it gives none. */
+uint64_t mem_available(void);
+
 #endif

@@ -448,3 +448,16 @@ int desc_pair(const struct desc *t, const struct desc *d, struct err *e)
                        t->n_tokens, d->n_tokens);
     return 0;
 }
+
+int32_t desc_draft_reach(const struct desc *d)
+{
+    int32_t window = 0;
+    bool full = false;
+    if (d->arch != DESC_DFLASH) return 0;
+    for (int i = 0; i < d->n_layer; i++) {
+        full |= !d->layer[i].window;
+        if (d->layer[i].window > window) window = d->layer[i].window;
+    }
+    /* A block sees itself whole. */
+    return full && window && window <= INT32_MAX / 3 && 3 * window >= d->block_most ? 3 * window : 0;
+}

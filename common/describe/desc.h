@@ -149,11 +149,13 @@ struct desc_override {
     int32_t n_taps, taps[DESC_MAX_TAPS]; /* zero-based blocks; n_taps 0: as the file says */
     bool has_tap_shift, has_mask_id;
     int32_t tap_shift, mask_id;
-    int32_t block_size;          /* 0: as the file says */
-    float rope_theta;            /* 0: as the file says */
-    int32_t sliding_window;      /* 0: as the file says */
-    const char *sliding_pattern; /* a letter a layer, s (sliding) or f (full); NULL: as the file says */
-    const char *flag;            /* what the names of these flags begin with, for hints; NULL: "--draft-" */
+    int32_t block_size;             /* 0: as the file says */
+    float rope_theta;               /* 0: as the file says */
+    int32_t sliding_window;         /* 0: as the file says */
+    const char *sliding_pattern;    /* a letter a layer, s (sliding) or f (full); NULL: as the file says */
+    const struct gguf_override *kv; /* [n_kv] keys that who opens the file sets before it is described */
+    int n_kv;
+    const char *flag; /* what the names of these flags begin with, for hints; NULL: "--draft-" */
 };
 
 /* The name of the first of these flags that is given, without what it begins with ("taps"), or NULL; with
@@ -173,6 +175,11 @@ bool desc_vocabulary_only(const struct gguf *g);
 /* Do they fit: hidden size x taps = fc's width, taps in range, vocabulary, mask id, embedding width. First
  * misfit is the error. */
 int desc_pair(const struct desc *target, const struct desc *drafter, struct err *e);
+
+/* Of a DFlash drafter: so many positions, the last, are what a row of a layer without a window sees unless
+ * somebody wants more: three windows, the widest's, where other layers have one; 0: all. Drafters of the kind
+ * were trained on short contexts, and what a block costs would grow with the context. */
+int32_t desc_draft_reach(const struct desc *d);
 
 /* Where drafters of n taps are attached to a target of n_layer blocks unless somebody decides otherwise:
  * evenly from block 1 to the third last. Round half to even, as the exporters do. */

@@ -126,6 +126,8 @@ struct gguf_override {
     struct gguf_str string;
 };
 int gguf_override_parse(struct gguf_override *o, const char *text, struct err *e); /* ERR_USAGE */
+/* n of them, mem_alloc'ed; NULL where n is 0. */
+int gguf_overrides_parse(struct gguf_override **o, const char *const *text, int n, struct err *e);
 /* g's keys get these values, in order; one that it lacks comes behind the others. What is made of g then
  * (description, identity) is made of them. ERR_USAGE: another type than the file's, out of its range, an
  * array, a key that says how the file lies; and, unless add, one that is neither in the file nor the

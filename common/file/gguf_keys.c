@@ -130,6 +130,21 @@ int gguf_override_parse(struct gguf_override *o, const char *text, struct err *e
     return parse_value(o, colon + 1, e);
 }
 
+int gguf_overrides_parse(struct gguf_override **out, const char *const *text, int n, struct err *e)
+{
+    *out = NULL;
+    if (!n) return 0;
+    struct gguf_override *o = mem_calloc((size_t)n, sizeof *o);
+    if (!o) return err_set(e, ERR_IO, "out of memory (--override-kv)");
+    for (int i = 0; i < n; i++)
+        if (gguf_override_parse(&o[i], text[i], e)) {
+            mem_free(o);
+            return -1;
+        }
+    *out = o;
+    return 0;
+}
+
 /* ---- into a file ---- */
 
 /* Scalar keys outside the architecture's that are looked at here and that a file may lack. */

@@ -248,6 +248,10 @@ int check_gguf(const char *path, const struct desc_override *o, bool for_use, in
     struct err mine = {0};
     if (threads < 1) threads = omp_get_num_procs();
     if (gguf_open(&g, path, &mine)) return malformed(&r, &mine, e);
+    if (o && gguf_override(g, o->kv, o->n_kv, false, e)) {
+        gguf_close(g);
+        return -1;
+    }
     char files[32] = "";
     if (g->n_parts > 1) snprintf(files, sizeof files, " in %u files", g->n_parts);
     say(&r, CHECK_OK, NULL, "structure",

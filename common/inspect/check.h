@@ -22,6 +22,7 @@ typedef void (*check_fn)(void *ctx, const struct check_finding *f);
 
 /* A GGUF: structure, keys and types known, keys agree with tensor shapes, a tokenizer that can be used, no
  * NaN or Inf in any decodable tensor; and whether it can be run here, which is bad where not only if for_use.
+ * o->kv: keys as if the file had these values.
  * threads: 0 = all. progress may be NULL: bytes examined of total. */
 int check_gguf(const char *path, const struct desc_override *o, bool for_use, int threads, check_fn fn,
                void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx, struct err *e);
@@ -29,7 +30,8 @@ int check_gguf(const char *path, const struct desc_override *o, bool for_use, in
 int check_safetensors(const char *path, int threads, check_fn fn,
                       void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx, struct err *e);
 /* doctor.c: target and drafter, both GGUF, as docs/dflash-inspect.1 lists it, one finding an aspect; o: how
- * the drafter is to be read, or NULL. A file that is a GGUF and not understood is a finding. */
+ * the drafter is to be read, and o->kv keys of the target, or NULL. A file that is a GGUF and not understood
+ * is a finding. */
 int check_pair(const char *target, const char *drafter, const struct desc_override *o, check_fn fn, void *ctx,
                struct err *e);
 

@@ -287,8 +287,69 @@ static int diff_one(const struct side_tensor *a, const struct side_tensor *b, in
     return 0;
 }
 
-int diff_files(const char *pa, const char *pb, int threads, diff_fn fn,
-               void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
+/* ---- keys ---- */
+
+/* Element i of an array, as gguf_value_text has a scalar. */
+static void element_text(const struct gguf_kv *kv, uint64_t i, char *out, size_t n)
+{
+    struct gguf_kv one = {.type = kv->elem, .elem = kv->elem, .count = 1};
+    if (kv->strings) {
+        one.strings = &kv->strings[i];
+    } else {
+        const uint64_t size = kv->bytes / kv->count;
+        one.data = kv->data + i * size;
+        one.bytes = size;
+    }
+    gguf_value_text(&one, out, n);
+}
+
+static bool same_element(const struct gguf_kv *a, const struct gguf_kv *b, uint64_t i)
+{
+    if (a->strings)
+        return a->strings[i].n == b->strings[i].n &&
+               !memcmp(a->strings[i].s, b->strings[i].s, (size_t)a->strings[i].n);
+    const uint64_t size = a->bytes / a->count;
+    return !memcmp(a->data + i * size, b->data + i * size, (size_t)size);
+}
+
+static void diff_key(const struct gguf_kv *a, const struct gguf_kv *b, const struct diff_fns *fn, void *ctx,
+                     struct diff_total *total)
+{
+    struct diff_key k = {.key = a ? a->key : b->key, .at = -1};
+    total->keys++;
+    total->keys_missing += !a || !b;
+    if (a && b && gguf_same_value(a, b)) return;
+    total->keys_differ += a && b;
+    if (a)
+        gguf_value_text(a, k.a, sizeof k.a), k.type_a = gguf_type_name(a->elem),
+                                             k.array_a = a->type == GGUF_ARRAY;
+    if (b)
+        gguf_value_text(b, k.b, sizeof k.b), k.type_b = gguf_type_name(b->elem),
+                                             k.array_b = b->type == GGUF_ARRAY;
+    if (a && b && k.array_a && k.array_b && a->elem == b->elem && a->count == b->count) {
+        uint64_t i = 0;
+        while (i + 1 < a->count && same_element(a, b, i)) i++;
+        k.at = (int64_t)i;
+        element_text(a, i, k.a, sizeof k.a);
+        element_text(b, i, k.b, sizeof k.b);
+    }
+    if (fn->key) fn->key(ctx, &k);
+}
+
+static void diff_keys(const struct gguf *a, const struct gguf *b, const struct diff_fns *fn, void *ctx,
+                      struct diff_total *total)
+{
+    for (uint64_t i = 0, j = 0; i < a->n_kv || j < b->n_kv;) {
+        const int order = i == a->n_kv   ? 1
+                          : j == b->n_kv ? -1
+                                         : strcmp(a->kv_by_name[i]->key, b->kv_by_name[j]->key);
+        diff_key(order <= 0 ? a->kv_by_name[i] : NULL, order >= 0 ? b->kv_by_name[j] : NULL, fn, ctx, total);
+        i += order <= 0;
+        j += order >= 0;
+    }
+}
+
+int diff_files(const char *pa, const char *pb, int threads, const struct diff_fns *fn, void *ctx,
                struct diff_total *total, struct err *e)
 {
     struct side a = {0}, b = {0};
@@ -298,15 +359,16 @@ int diff_files(const char *pa, const char *pb, int threads, diff_fn fn,
     if (threads < 1) threads = omp_get_num_procs();
     memset(total, 0, sizeof *total);
     if (side_open(&a, pa, !st_is_path(pb), e) || side_open(&b, pb, !st_is_path(pa), e)) goto done;
+    if (a.g && b.g) diff_keys(a.g, b.g, fn, ctx, total);
     for (size_t i = 0; i < a.n; i++) whole += (uint64_t)a.t[i].count;
     for (size_t i = 0, j = 0; i < a.n || j < b.n;) {
         int order = i == a.n ? 1 : j == b.n ? -1 : strcmp(a.t[i].name, b.t[j].name);
         struct diff_tensor r = {0};
         if (diff_one(order <= 0 ? &a.t[i] : NULL, order >= 0 ? &b.t[j] : NULL, threads, &r, &all, total, e))
             goto done;
-        fn(ctx, &r);
+        fn->tensor(ctx, &r);
         if (order <= 0) done += (uint64_t)a.t[i].count;
-        if (progress) progress(ctx, done, whole);
+        if (fn->progress) fn->progress(ctx, done, whole);
         i += order <= 0;
         j += order >= 0;
     }

@@ -1,4 +1,4 @@
-/* diff.h - two model files, tensor by tensor, across formats, types and names.
+/* diff.h - two model files, key by key and tensor by tensor, across formats, types and names.
  *
  * Each side is a GGUF or safetensors (file, index or directory). Tensors are paired by their GGUF name; a
  * safetensors name is taken through the converter's tables. Values are compared as float32. */
@@ -21,14 +21,27 @@ struct diff_tensor {
     bool same_bits;  /* as float32 */
     bool comparable; /* present on both sides, same shape, both decodable */
 };
+/* A key that one of two GGUFs lacks or that has another type or value there. */
+struct diff_key {
+    const char *key;
+    const char *type_a, *type_b; /* NULL: absent; of an array its elements' */
+    bool array_a, array_b;
+    char a[128], b[128]; /* values; of arrays of one type and length the first elements that differ */
+    int64_t at;          /* their index; -1: no arrays, or of other types or lengths */
+};
 struct diff_total {
+    int64_t keys, keys_differ, keys_missing; /* of two GGUFs; else 0 */
     int64_t tensors, compared, identical, missing, shape, undecodable, not_finite;
     double rel_rms; /* over all compared values */
 };
-typedef void (*diff_fn)(void *ctx, const struct diff_tensor *t);
-/* progress: weights of a that were compared, and all of them; NULL: nobody asks. */
-int diff_files(const char *a, const char *b, int threads, diff_fn fn,
-               void (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
+/* Keys first, by name; then tensors. key and progress may be NULL: nobody asks. */
+struct diff_fns {
+    void (*key)(void *ctx, const struct diff_key *k);
+    void (*tensor)(void *ctx, const struct diff_tensor *t);
+    void (*progress)(void *ctx, uint64_t done, uint64_t total);
+};
+/* progress: weights of a that were compared, and all of them. */
+int diff_files(const char *a, const char *b, int threads, const struct diff_fns *fn, void *ctx,
                struct diff_total *total, struct err *e);
 
 #endif

@@ -765,13 +765,13 @@ int check_pair(const char *target, const char *drafter, const struct desc_overri
     struct doctor p = {.drafter = drafter, .fn = fn, .ctx = ctx};
     struct desc_override over = o ? *o : (struct desc_override){.draft_causal = -1};
     int rc = -1;
-    over.drafter = true;
-    if (!over.flag) over.flag = "--";
-    if (gguf_open(&p.tg, target, e)) goto done;
+    over.drafter = true, over.flag = over.flag ? over.flag : "--";
+    if (gguf_open(&p.tg, target, e) || gguf_override(p.tg, over.kv, over.n_kv, false, e)) goto done;
     if (gguf_open(&p.dg, drafter, e)) {
         gguf_hint_target(target, e);
         goto done;
     }
+    if (!strcmp(target, drafter) && gguf_override(p.dg, over.kv, over.n_kv, false, e)) goto done;
     rc = describe(&p, "target", p.tg, NULL, &p.t, e);
     if (!rc) rc = describe(&p, "drafter", p.dg, &over, &p.d, e);
     if (rc) {

@@ -55,6 +55,13 @@ int conv_plan_types(struct conv *c, struct err *e, uint32_t *file_type)
                  "first: %s, rows of %lld, %s)",
                  (long long)count, quant_recipe_name(recipe), q[first].name, (long long)q[first].ne[0],
                  kn_type_info(to[first])->name);
+    count = c->st ? quant_coarse(q, to, c->n_t, &first) : 0;
+    if (count)
+        conv_say(c, CONVERT_WARN,
+                 "%lld tensors are so coarse that they want an importance matrix, which dflash-quantize "
+                 "takes (the "
+                 "first: %s, %s)",
+                 (long long)count, q[first].name, kn_type_info(to[first])->name);
     if (!c->o->type_given)
         conv_say(c, CONVERT_DETAIL, "type: %s (%s)", quant_recipe_name(recipe),
                  c->st ? "as stored" : "of random weights");

@@ -136,6 +136,16 @@ static int plan(struct regguf *c, struct err *e)
                  kn_type_info(c->to[first])->name);
         say(c, CONVERT_NOTE, text);
     }
+    count = c->o->type_given ? quant_coarse(q, c->to, n, &first) : 0;
+    if (count) {
+        char text[512];
+        snprintf(text, sizeof text,
+                 "%lld tensors are so coarse that they want an importance matrix, which dflash-quantize "
+                 "takes (the "
+                 "first: %s, %s)",
+                 (long long)count, q[first].name, kn_type_info(c->to[first])->name);
+        say(c, CONVERT_WARN, text);
+    }
     char types[128], text[256];
     const int64_t again = quant_again(q, c->to, n, types, sizeof types);
     if (again) {

@@ -63,7 +63,7 @@ static uint8_t alike(uint64_t r)
 }
 
 /* The types of the small mixes. Root mean squares of uniform codes: the table of IQ4 67.4, -4..3 2.35; of
- * scales (alike) 24.4, 8..15 11.7. */
+ * scales (alike) 24.4, 8..15 11.7; of blocks with grids, d = 1, in the switch. */
 static void random_low_block(uint32_t type, uint8_t *p, uint64_t key, float w)
 {
     const uint64_t r = mix(key + 62);
@@ -82,6 +82,31 @@ static void random_low_block(uint32_t type, uint8_t *p, uint64_t key, float w)
         fill_bits(p, 104, key);
         for (int j = 0; j < 4; j++) p[104 + j] = alike(r >> 8 * j);
         put16(p + 108, kn_f32_to_f16((float)(SD / (2.35 * 24.4)) * w));
+        break;
+    case KN_IQ2_XXS:
+    case KN_IQ2_XS:
+    case KN_IQ2_S:
+    case KN_IQ3_XXS:
+    case KN_IQ3_S:
+    case KN_IQ1_S: {
+        const double rms = type == KN_IQ2_XXS  ? 53.2
+                           : type == KN_IQ2_XS ? 55.8
+                           : type == KN_IQ2_S  ? 56.6
+                           : type == KN_IQ1_S  ? 7.2
+                                               : 141;
+        fill_bits(p + 2, (int)kn_type_info(type)->bytes - 2, key);
+        put16(p, kn_f32_to_f16((float)(SD / rms) * w));
+        break;
+    }
+    case KN_IQ1_M: { /* d in the upper 4 bits of four words, the lowest first */
+        const uint16_t d = kn_f32_to_f16((float)(SD / 7.2) * w);
+        fill_bits(p, 56, key);
+        for (int j = 0; j < 4; j++) p[49 + 2 * j] = (uint8_t)((p[49 + 2 * j] & 15) | (d >> 4 * j & 15) << 4);
+        break;
+    }
+    case KN_MXFP4: /* of codes 5.84; a mean square between those of two powers of two */
+        fill_bits(p + 1, 16, key);
+        p[0] = (uint8_t)(128 - ((r & 255) < 177 ? 8 : 9));
         break;
     case KN_Q2_K: { /* min = scale, dmin = d * the mean code: centred on 0; deviation of 0..3 1.12 */
         const float d = (float)(SD / (11.7 * 1.12)) * w;
@@ -203,7 +228,15 @@ int conv_random_rows(uint64_t seed, const struct conv_tensor *t, int64_t row0, i
     case KN_IQ4_NL:
     case KN_IQ4_XS:
     case KN_Q3_K:
-    case KN_Q2_K: break;
+    case KN_Q2_K:
+    case KN_IQ2_XXS:
+    case KN_IQ2_XS:
+    case KN_IQ2_S:
+    case KN_IQ3_XXS:
+    case KN_IQ3_S:
+    case KN_IQ1_S:
+    case KN_IQ1_M:
+    case KN_MXFP4: break;
     default:
         return err_set(e, ERR_FORMAT, "%s: no random weights of type %s", t->name, kn_type_info(t->to)->name);
     }

@@ -18,23 +18,43 @@ static const struct {
     const char *name;
     uint32_t type, file_type;
 } recipes[QUANT_RECIPES] = {
-    [QUANT_F32] = {"F32", KN_F32, 0},           [QUANT_F16] = {"F16", KN_F16, 1},
-    [QUANT_BF16] = {"BF16", KN_BF16, 32},       [QUANT_Q8_0] = {"Q8_0", KN_Q8_0, 7},
-    [QUANT_Q4_0] = {"Q4_0", KN_Q4_0, 2},        [QUANT_Q5_0] = {"Q5_0", KN_Q5_0, 8},
+    [QUANT_F32] = {"F32", KN_F32, 0},
+    [QUANT_F16] = {"F16", KN_F16, 1},
+    [QUANT_BF16] = {"BF16", KN_BF16, 32},
+    [QUANT_Q8_0] = {"Q8_0", KN_Q8_0, 7},
+    [QUANT_Q4_0] = {"Q4_0", KN_Q4_0, 2},
+    [QUANT_Q5_0] = {"Q5_0", KN_Q5_0, 8},
     [QUANT_Q4_K] = {"Q4_K", KN_Q4_K, 14}, /* 14, 16: the small mixes, the closest that the key can say */
-    [QUANT_Q5_K] = {"Q5_K", KN_Q5_K, 16},       [QUANT_Q6_K] = {"Q6_K", KN_Q6_K, 18},
-    [QUANT_Q4_1] = {"Q4_1", KN_Q4_1, 3},        [QUANT_Q5_1] = {"Q5_1", KN_Q5_1, 9},
-    [QUANT_Q4_K_S] = {"Q4_K_S", KN_Q4_K, 14},   [QUANT_Q4_K_M] = {"Q4_K_M", KN_Q4_K, 15},
-    [QUANT_Q5_K_S] = {"Q5_K_S", KN_Q5_K, 16},   [QUANT_Q5_K_M] = {"Q5_K_M", KN_Q5_K, 17},
-    [QUANT_Q2_K] = {"Q2_K", KN_Q2_K, 10},       [QUANT_Q3_K_S] = {"Q3_K_S", KN_Q3_K, 11},
-    [QUANT_Q3_K_M] = {"Q3_K_M", KN_Q3_K, 12},   [QUANT_Q3_K_L] = {"Q3_K_L", KN_Q3_K, 13},
-    [QUANT_IQ4_NL] = {"IQ4_NL", KN_IQ4_NL, 25}, [QUANT_IQ4_XS] = {"IQ4_XS", KN_IQ4_XS, 30},
+    [QUANT_Q5_K] = {"Q5_K", KN_Q5_K, 16},
+    [QUANT_Q6_K] = {"Q6_K", KN_Q6_K, 18},
+    [QUANT_Q4_1] = {"Q4_1", KN_Q4_1, 3},
+    [QUANT_Q5_1] = {"Q5_1", KN_Q5_1, 9},
+    [QUANT_Q4_K_S] = {"Q4_K_S", KN_Q4_K, 14},
+    [QUANT_Q4_K_M] = {"Q4_K_M", KN_Q4_K, 15},
+    [QUANT_Q5_K_S] = {"Q5_K_S", KN_Q5_K, 16},
+    [QUANT_Q5_K_M] = {"Q5_K_M", KN_Q5_K, 17},
+    [QUANT_Q2_K] = {"Q2_K", KN_Q2_K, 10},
+    [QUANT_Q3_K_S] = {"Q3_K_S", KN_Q3_K, 11},
+    [QUANT_Q3_K_M] = {"Q3_K_M", KN_Q3_K, 12},
+    [QUANT_Q3_K_L] = {"Q3_K_L", KN_Q3_K, 13},
+    [QUANT_IQ4_NL] = {"IQ4_NL", KN_IQ4_NL, 25},
+    [QUANT_IQ4_XS] = {"IQ4_XS", KN_IQ4_XS, 30},
+    [QUANT_IQ2_XXS] = {"IQ2_XXS", KN_IQ2_XXS, 19},
+    [QUANT_IQ2_XS] = {"IQ2_XS", KN_IQ2_XS, 20},
+    [QUANT_IQ2_S] = {"IQ2_S", KN_IQ2_XS, 28},
+    [QUANT_IQ2_M] = {"IQ2_M", KN_IQ2_S, 29},
+    [QUANT_IQ3_XXS] = {"IQ3_XXS", KN_IQ3_XXS, 23},
+    [QUANT_IQ3_XS] = {"IQ3_XS", KN_IQ3_S, 22},
+    [QUANT_IQ3_S] = {"IQ3_S", KN_IQ3_S, 26},
+    [QUANT_IQ3_M] = {"IQ3_M", KN_IQ3_S, 27},
+    [QUANT_MXFP4_MOE] = {"MXFP4_MOE", KN_MXFP4, 38},
 };
 
 const char *quant_recipe_names(void)
 {
     return "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Q4_K_S, Q4_K_M, Q5_K_S, Q5_K_M, "
-           "Q2_K, Q3_K_S, Q3_K_M, Q3_K_L, IQ4_NL, IQ4_XS";
+           "Q2_K, Q3_K_S, Q3_K_M, Q3_K_L, IQ4_NL, IQ4_XS, IQ2_XXS, IQ2_XS, IQ2_S, IQ2_M, IQ3_XXS, IQ3_XS, "
+           "IQ3_S, IQ3_M, MXFP4_MOE";
 }
 
 int quant_recipe_by_name(const char *name, enum quant_recipe *r, struct err *e)
@@ -76,7 +96,7 @@ int quant_override_parse(struct quant_override *o, const char *arg, struct err *
         return err_set(
             e, ERR_USAGE,
             "--tensor-type %s: cannot write type %s (expected F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, "
-            "Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL or IQ4_XS)",
+            "Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S or MXFP4)",
             arg, eq + 1);
     o->pattern = mem_strdup(arg);
     if (!o->pattern) return err_set(e, ERR_IO, "out of memory (pattern of --tensor-type)");
@@ -122,6 +142,16 @@ static bool is_ffn_down(const char *name)
     return has(name, "ffn_down");
 }
 
+static bool is_ffn_gate(const char *name)
+{
+    return has(name, "ffn_gate");
+}
+
+static bool is_ffn_up(const char *name)
+{
+    return has(name, "ffn_up");
+}
+
 static int64_t layer_of(const char *name) /* of "blk.N."; -1 if none */
 {
     char *end;
@@ -165,7 +195,7 @@ struct mix {
     const struct quant_model *m;
     bool tied;
     int64_t n_attn_v;
-    int64_t *rank; /* [n], valid in the two classes */
+    int64_t *rank; /* [n], valid in the four classes */
 };
 
 static bool is_70b(const struct quant_model *m)
@@ -183,6 +213,11 @@ static bool is_iq4(enum quant_recipe r)
     return r == QUANT_IQ4_NL || r == QUANT_IQ4_XS;
 }
 
+static bool is_iq2(enum quant_recipe r)
+{
+    return r >= QUANT_IQ2_XXS && r <= QUANT_IQ2_M;
+}
+
 static uint32_t mix_attn_v(const struct mix *x, int64_t i)
 {
     const bool shared =
@@ -194,6 +229,9 @@ static uint32_t mix_attn_v(const struct mix *x, int64_t i)
     if (x->r == QUANT_Q3_K_L || (is_iq4(x->r) && shared)) return KN_Q5_K;
     if (x->r == QUANT_Q3_K_M) type = x->rank[i] < 2 ? KN_Q5_K : KN_Q4_K;
     if (x->r == QUANT_Q2_K) type = shared ? KN_Q4_K : KN_Q3_K;
+    if (x->r == QUANT_IQ3_XXS)
+        type = shared ? KN_Q4_K : x->m->importance ? (uint32_t)KN_IQ3_XXS : (uint32_t)KN_IQ3_S;
+    if (x->r == QUANT_IQ3_M || ((x->r == QUANT_IQ3_XS || x->r == QUANT_IQ3_S) && shared)) type = KN_Q4_K;
     return (type == KN_Q3_K || type == KN_Q4_K) && is_70b(x->m) ? KN_Q5_K : type;
 }
 
@@ -204,6 +242,9 @@ static uint32_t mix_ffn_down(const struct mix *x, const char *name, int64_t i)
     if (is_medium(x->r) && more_bits(layer, x->m->n_layer)) return KN_Q6_K;
     if (early && (x->r == QUANT_Q4_K_S || (is_iq4(x->r) && !x->m->importance))) return KN_Q5_K;
     if (x->r == QUANT_Q2_K) return KN_Q3_K;
+    if (x->r == QUANT_IQ3_XXS && !x->m->importance) return early ? KN_Q4_K : KN_Q3_K;
+    if (x->r == QUANT_IQ3_M && (early || (x->m->n_expert == 8 && more_bits(layer, x->m->n_layer))))
+        return KN_Q4_K;
     if (x->r == QUANT_Q3_K_L) return KN_Q5_K;
     if (x->r == QUANT_Q3_K_M) return layer < x->m->n_layer / 16 ? KN_Q5_K : KN_Q4_K;
     return recipes[x->r].type;
@@ -214,34 +255,82 @@ static uint32_t mix_attn_output(const struct mix *x)
     const uint32_t type = recipes[x->r].type;
     if (x->m->n_expert == 8) return type == KN_Q5_K || x->r == QUANT_Q3_K_L ? type : (uint32_t)KN_Q5_K;
     if (x->r == QUANT_Q2_K) return KN_Q3_K;
+    if (x->r == QUANT_IQ3_XXS) return KN_IQ3_S;
     if (x->r == QUANT_Q3_K_L) return KN_Q5_K;
-    return x->r == QUANT_Q3_K_M ? (uint32_t)KN_Q4_K : type;
+    return x->r == QUANT_Q3_K_M || x->r == QUANT_IQ3_M ? (uint32_t)KN_Q4_K : type;
+}
+
+/* IQ2: the larger two have IQ3_S where the others have Q2_K. */
+static uint32_t mix_iq2(const struct mix *x, const char *name, int64_t i)
+{
+    const bool large = x->r == QUANT_IQ2_S || x->r == QUANT_IQ2_M;
+    const uint32_t type = recipes[x->r].type, more = large ? KN_IQ3_S : KN_Q2_K;
+    if (is_attn_v(name))
+        return (x->m->n_head_kv > 0 && x->m->n_head / x->m->n_head_kv >= 4) || x->m->n_expert >= 4
+                   ? (uint32_t)KN_Q4_K
+                   : more;
+    if (x->m->n_expert == 8 && has(name, "attn_k.weight")) return KN_Q4_K;
+    if (is_ffn_down(name)) return x->rank[i] < x->m->n_layer / 8 ? more : type;
+    if (!has(name, "attn_output.weight")) return type;
+    return x->m->n_expert == 8 ? (uint32_t)KN_Q5_K : large ? more : type;
+}
+
+/* IQ3_XS and IQ3_XXS: queries, keys, and the middle layers' gates and ups of IQ3_XS. */
+static uint32_t mix_iq3_rest(const struct mix *x, const char *name, int64_t i)
+{
+    const int64_t layers = x->m->n_layer,
+                  layer = x->m->n_expert > 1 && layer_of(name) >= 0 ? layer_of(name) : x->rank[i];
+    if (has(name, "attn_k.weight") || has(name, "attn_q.weight"))
+        return x->r == QUANT_IQ3_XS ? KN_IQ3_XXS : x->r == QUANT_IQ3_XXS ? KN_IQ2_S : recipes[x->r].type;
+    if (x->r == QUANT_IQ3_XS && (is_ffn_gate(name) || is_ffn_up(name)) && layer >= layers / 8 &&
+        layer < 7 * layers / 8)
+        return KN_IQ3_XXS;
+    return recipes[x->r].type;
+}
+
+/* A head's type, which a tied embedding has too. */
+static uint32_t mix_head(enum quant_recipe r)
+{
+    return r == QUANT_MXFP4_MOE ? KN_Q8_0 : is_iq2(r) || r == QUANT_IQ3_XXS ? KN_Q5_K : KN_Q6_K;
+}
+static uint32_t mix_embedding(enum quant_recipe r)
+{
+    return r == QUANT_IQ2_XXS || r == QUANT_IQ2_XS                      ? KN_Q2_K
+           : r == QUANT_IQ2_S || r == QUANT_IQ2_M || r == QUANT_IQ3_XXS ? KN_IQ3_S
+                                                                        : recipes[r].type;
 }
 
 static uint32_t mix_type(const struct mix *x, const struct quant_tensor *t, int64_t i)
 {
     const char *name = t[i].name;
-    const uint32_t type = recipes[x->r].type;
     const bool eight = x->m->n_expert == 8;
-    if (!strcmp(name, "output.weight")) return KN_Q6_K;
-    if (!strcmp(name, "token_embd.weight") || !strcmp(name, "per_layer_token_embd.weight"))
-        return x->tied ? (uint32_t)KN_Q6_K : type;
+    const bool embedding = !strcmp(name, "token_embd.weight") || !strcmp(name, "per_layer_token_embd.weight");
+    if (!strcmp(name, "output.weight") || (embedding && x->tied)) return mix_head(x->r);
+    if (x->r == QUANT_MXFP4_MOE) return t[i].n_dims > 2 && t[i].ne[2] > 1 ? KN_MXFP4 : KN_Q8_0;
+    if (embedding) return mix_embedding(x->r);
+    if (is_iq2(x->r)) return mix_iq2(x, name, i);
     if (is_attn_v(name)) return mix_attn_v(x, i);
     if (eight && has(name, "attn_k.weight")) return KN_Q8_0;
     if (has(name, "attn_output.weight")) return mix_attn_output(x);
-    return is_ffn_down(name) ? mix_ffn_down(x, name, i) : type;
+    return is_ffn_down(name) ? mix_ffn_down(x, name, i) : mix_iq3_rest(x, name, i);
+}
+
+static bool grid_type(uint32_t type)
+{
+    return type == KN_IQ2_XXS || type == KN_IQ2_XS || type == KN_IQ2_S || type == KN_IQ3_XXS ||
+           type == KN_IQ3_S;
 }
 
 /* A type whose blocks divide the row, no worse than the one whose do not. */
 static uint32_t fallback(uint32_t type, int64_t n_in)
 {
     if (n_in % kn_type_info(type)->block == 0) return type;
-    const uint32_t next = type == KN_Q2_K || type == KN_Q3_K ? KN_Q4_0
-                          : type == KN_IQ4_XS                ? KN_IQ4_NL
-                          : type == KN_Q4_K                  ? KN_Q5_0
-                          : type == KN_Q5_K                  ? KN_Q5_1
-                          : type == KN_Q6_K                  ? KN_Q8_0
-                                                             : KN_F16;
+    const uint32_t next = type == KN_Q2_K || type == KN_Q3_K     ? KN_Q4_0
+                          : type == KN_IQ4_XS || grid_type(type) ? KN_IQ4_NL
+                          : type == KN_Q4_K                      ? KN_Q5_0
+                          : type == KN_Q5_K                      ? KN_Q5_1
+                          : type == KN_Q6_K                      ? KN_Q8_0
+                                                                 : KN_F16;
     return n_in % kn_type_info(next)->block == 0 ? next : KN_F16;
 }
 
@@ -299,6 +388,8 @@ static int mix_init(struct mix *x, enum quant_recipe r, const struct quant_model
     }
     x->n_attn_v = rank_class(t, n, is_attn_v, p, x->rank);
     rank_class(t, n, is_ffn_down, p, x->rank);
+    rank_class(t, n, is_ffn_gate, p, x->rank);
+    rank_class(t, n, is_ffn_up, p, x->rank);
     mem_free(p);
     return 0;
 }
@@ -358,6 +449,17 @@ int64_t quant_again(const struct quant_tensor *t, const uint32_t *to, int64_t n,
         all += count;
     }
     return all;
+}
+
+int64_t quant_coarse(const struct quant_tensor *t, const uint32_t *to, int64_t n, int64_t *first)
+{
+    int64_t count = 0;
+    *first = -1;
+    for (int64_t i = 0; i < n; i++) {
+        if (to[i] == t[i].from || !grid_type(to[i]) || to[i] == KN_IQ3_S) continue;
+        if (!count++) *first = i;
+    }
+    return count;
 }
 
 /* ---- rows ---- */

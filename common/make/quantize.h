@@ -34,6 +34,15 @@ enum quant_recipe {
     QUANT_Q3_K_L,
     QUANT_IQ4_NL,
     QUANT_IQ4_XS,
+    QUANT_IQ2_XXS,
+    QUANT_IQ2_XS,
+    QUANT_IQ2_S,
+    QUANT_IQ2_M,
+    QUANT_IQ3_XXS,
+    QUANT_IQ3_XS,
+    QUANT_IQ3_S,
+    QUANT_IQ3_M,
+    QUANT_MXFP4_MOE,
     QUANT_RECIPES,
 };
 /* Any case. On failure ERR_USAGE with the list of names. */
@@ -57,7 +66,7 @@ struct quant_model {
     int32_t n_expert; /* expert_count, 0 if none */
     int32_t n_head,
         n_head_kv;   /* of the first layer, 0 if unknown: heads that share a v get it in more bits */
-    bool importance; /* there is an importance matrix: IQ4_NL and IQ4_XS have a rule without */
+    bool importance; /* there is an importance matrix: IQ4 and IQ3_XXS have rules without */
 };
 
 /* From "PATTERN=TYPE": an fnmatch(3) pattern over the whole tensor name. */
@@ -86,6 +95,10 @@ int64_t quant_fell_back(enum quant_recipe r, const struct quant_tensor *t, int64
 /* Tensors of blocks already that the plan quantises again, whose error comes on top; text: "48 Q4_K, 9 Q6_K".
  */
 int64_t quant_again(const struct quant_tensor *t, const uint32_t *to, int64_t n, char *text, size_t room);
+
+/* Tensors that become of types so coarse that an importance matrix is expected: IQ2 and IQ3_XXS; *first: the
+ * first, or -1. */
+int64_t quant_coarse(const struct quant_tensor *t, const uint32_t *to, int64_t n, int64_t *first);
 
 /* Squared error of what was encoded, against the decoded source. Sums in double, rows added in order: the
  * same for any number of threads. */

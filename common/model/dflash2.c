@@ -106,10 +106,13 @@ static int propose(const struct model *m, const struct draft *t, struct err *e)
     const struct desc *d = m->d;
     struct work *w = t->pass.w;
     const int32_t n = t->pick.n, k = d->selector_k;
+    const bool tree = t->edges.k > 0;
+    int32_t *ids = tree ? t->edges.ids : w->candidates;
+    float *values = tree ? t->edges.values : w->candidate_logits, *scores = tree ? t->edges.scores : w->edges;
     const float *x = w->x + (int64_t)t->skip * d->n_embd;
-    const struct kn_top top = {t->pick.logits, n, t->pick.n_vocab, k, w->candidates, w->candidate_logits};
-    const struct kn_edges edges = {.ids = w->candidates,
-                                   .values = w->candidate_logits,
+    const struct kn_top top = {t->pick.logits, n, t->pick.n_vocab, k, ids, values};
+    const struct kn_edges edges = {.ids = ids,
+                                   .values = values,
                                    .anchor = t->pass.ids,
                                    .hidden = w->selector + (int64_t)(t->first - t->skip) * d->selector_rank,
                                    .before = &m->selector.before,
@@ -117,9 +120,9 @@ static int propose(const struct model *m, const struct draft *t, struct err *e)
                                    .scale = 1 / d->logit_scale,
                                    .n = n,
                                    .k = k,
-                                   .scores = w->edges};
-    const struct kn_walk walk = {.ids = w->candidates,
-                                 .scores = w->edges,
+                                   .scores = scores};
+    const struct kn_walk walk = {.ids = ids,
+                                 .scores = scores,
                                  .pos = t->pick.pos,
                                  .n = n,
                                  .k = k,
@@ -135,4 +138,11 @@ static int propose(const struct model *m, const struct draft *t, struct err *e)
     return rc ? model_failed(m, "selector", rc, e) : 0;
 }
 
-const struct draft_kind draft_dflash2 = {.name = "DFlash2", .block = block, .propose = propose};
+/* A tree's candidates are those that the selector chooses among. */
+static int32_t edges_of(const struct desc *d)
+{
+    return d->selector_k <= KN_TOP ? d->selector_k : 0;
+}
+
+const struct draft_kind draft_dflash2 = {
+    .name = "DFlash2", .block = block, .propose = propose, .edges = edges_of};

@@ -16,6 +16,14 @@
 
 #include "model.h"
 
+/* What a tree of proposals is made of: of every place the k best candidates, and how well each follows each
+ * of the place before (op->top, op->edges). */
+struct draft_edges {
+    int32_t k; /* 0: not wanted */
+    int32_t *ids;
+    float *values, *scores;
+};
+
 /* One block, and where its proposals go. Row first + i of the block proposes the token at the anchor's
  * position + 1 + i. */
 struct draft {
@@ -28,6 +36,7 @@ struct draft {
                             [n] and logp [n] are to be filled. A chain picks one after the other. logp is what
                             the drafter takes the probability to be that the target picks the same: that of
                             the pick, or what a head says that was trained to say it */
+    struct draft_edges edges; /* of a kind that has any: to be filled, where k is not 0 */
 };
 
 struct draft_kind {
@@ -36,6 +45,8 @@ struct draft_kind {
     int (*block)(const struct model *m, const struct pass *p, int32_t i);
     /* From the rows of the block in w->x: logits and proposals. A row without any gives KN_PICK_NAN. */
     int (*propose)(const struct model *m, const struct draft *t, struct err *e);
+    /* Candidates of a place whose scores of following each other it knows; NULL or 0: it does not. */
+    int32_t (*edges)(const struct desc *d);
 };
 
 /* The kind of a drafter's description; NULL: none that runs. */

@@ -77,16 +77,28 @@ struct model {
         const char *name;
     } * matrix; /* [n_matrix] the weights of products and their tensors; of one stored in halves, the first */
     int32_t n_matrix;
+    int32_t n_host; /* experts a layer whose matrices stay in the host's memory (model_place) */
+    int32_t *host;  /* [n_layer, n_host] which; NULL where n_host is 0 */
     uint64_t
         bytes_step; /* weight bytes read by a one-row step, as stored in the file; of experts, those used */
 };
 
 typedef void (*model_progress_fn)(void *ctx, uint64_t done, uint64_t total);
 /* Open a target or drafter GGUF: its description, and whether the backend can run it. No weight is read and
- * nothing but d is there to be used, until model_fill. path may not be a directory or safetensors: those are
- * refused with the convert command. */
+ * nothing but d is there to be used, until model_fill. o->kv: keys that get other values than the file's.
+ * path may not be a directory or safetensors: those are refused with the convert command. */
 int model_open(struct model **m, const char *path, struct kn_backend *be, const struct desc_override *o,
                struct err *e);
+/* Of an open model: n experts a layer stay in the host's memory (kn_hosted), those that counts, an importance
+ * matrix of the model, says were chosen least; of equals, and without it, those with the highest ids. What
+ * the model computes does not depend on it. counts NULL: none; its entries may take the shapes of their
+ * tensors. ERR_USAGE: the model has no experts, or not more than n; ERR_FORMAT: counts lacks a layer, or does
+ * not tell experts apart. */
+struct imatrix; /* ../file/imatrix.h */
+int model_place(struct model *m, int32_t n, const struct imatrix *counts, struct err *e);
+/* The same experts as of another model of the same file, or of one like it. */
+int model_place_like(struct model *m, const struct model *other, struct err *e);
+uint64_t model_host_bytes(const struct model *m); /* of all of theirs, as the file has them */
 /* The weights of an open model. On failure it can only be freed. */
 int model_fill(struct model *m, model_progress_fn progress, void *ctx, struct err *e);
 /* Both. */
@@ -139,9 +151,9 @@ struct work {
 /* Values of work.mixed. */
 int64_t work_mixed(const struct desc *d);
 /* Take what the models need for passes of up to rows rows, and the backend's scratch; *bytes is added to.
- * drafter may be NULL. On failure (ERR_IO, ERR_DEVICE) what was taken is given back by work_free. */
-int work_new(struct work *w, const struct model *target, const struct model *drafter, int32_t rows,
-             uint64_t *bytes, struct err *e);
+ * drafters: n of them. On failure (ERR_IO, ERR_DEVICE) what was taken is given back by work_free. */
+int work_new(struct work *w, const struct model *target, const struct model *const *drafters, int32_t n,
+             int32_t rows, uint64_t *bytes, struct err *e);
 void work_free(struct work *w, struct kn_backend *be);
 
 /* Who wants to see the residual stream. A plane is what a layer leaves: 0 the embeddings (scaled), i the rows
@@ -167,7 +179,14 @@ struct pass_seen {
 /* The rows of one pass: n tokens at n consecutive positions, or of a tree, and what they read and leave. */
 struct pass {
     struct work *w;
-    const struct kn_kv *kv;             /* [n_layer]; all zero for recurrent layers */
+    const struct kn_kv *kv; /* [n_layer]; all zero for recurrent layers */
+    const int32_t *places;  /* [n] device: where the rows stand in caches without a window; NULL: at pos */
+    float *queries; /* NULL, or of a pass of one row: the queries of every layer with attention, as they
+                       meet its keys, [n_layer, n_queries] */
+    int64_t n_queries;
+    const struct kn_kv *here; /* [n_layer] where kv's keys and values lie in the host's memory: the same cache
+                                 in the device's, all layers' in one place; k NULL: the layer's do not. NULL:
+                                 none does */
     const struct kn_delta_state *delta; /* [n_layer], used for recurrent layers; NULL where there are none */
     const int32_t *pending; /* device: rows of the last pass that were kept, for the delta nets to replay */
     const struct kn_sparse
@@ -188,6 +207,7 @@ struct pass {
     const int32_t *rows;          /* [n] device: 0, 1, 2, ... */
     float *features; /* [n, n_features] tap-major: left by a target, read by a drafter; NULL: not wanted */
     const struct desc *tapped;   /* the drafter whose taps a target leaves; NULL where features is */
+    int32_t reach;               /* drafters: the window of layers without one; 0: none */
     const int32_t *visible_from; /* drafters: NULL, or one int32 (device): context before it is not seen */
     bool check;                  /* look for NaN and Inf after every layer (slow; waits for the device) */
     struct fault *fault; /* NULL: what is found is an error; else it is left here, for rows may be rejected */
@@ -224,6 +244,8 @@ struct pass_heads {
     struct kn_attention attention;
     const struct pass_seen *seen; /* NULL, or wanted of this layer */
     int32_t first_pos;
+    const struct kn_kv *here; /* NULL, or pass.here of the layer */
+    float *queries;           /* NULL, or its place in pass.queries */
 };
 struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_t i);
 /* rope_store and attention. Returns what the operation that failed returned. */

@@ -273,6 +273,7 @@ static int load_layer(struct loader *l, int i)
 {
     struct model *m = l->m;
     char name[64];
+    kn_hosted(m->be, m->n_host ? m->host + (size_t)i * (size_t)m->n_host : NULL, m->n_host);
     for (int j = 0; j < N_FIELDS; j++)
         if (load_field(l, i, &fields[j])) return -1;
     snprintf(name, sizeof name, "blk.%d.ffn_gate_up_exps.weight", m->d->first_block + i);
@@ -425,9 +426,15 @@ static int load_assistant(struct loader *l)
 static const struct head_field {
     const char *name;
     size_t at;
-    enum { HEAD_ROWS, HEAD_EACH, HEAD_ONCE, HEAD_VECTOR } kind;
+    enum {
+        HEAD_ROWS,
+        HEAD_EACH,
+        HEAD_BOTH,
+        HEAD_ONCE,
+        HEAD_VECTOR
+    } kind; /* BOTH: as EACH, and rows for edges */
 } head_fields[] = {
-    {"markov_w1.weight", HEAD(w1), HEAD_ROWS},     {"markov_w2.weight", HEAD(w2), HEAD_EACH},
+    {"markov_w1.weight", HEAD(w1), HEAD_ROWS},     {"markov_w2.weight", HEAD(w2), HEAD_BOTH},
     {"markov_gate.weight", HEAD(mix), HEAD_EACH},  {"markov_gate.bias", HEAD(mix_bias), HEAD_VECTOR},
     {"markov_joint.weight", HEAD(mix), HEAD_EACH}, {"markov_joint.bias", HEAD(mix_bias), HEAD_VECTOR},
     {"conf_proj.weight", HEAD(conf), HEAD_ONCE},   {"conf_proj.bias", HEAD(conf_bias), HEAD_VECTOR},
@@ -450,10 +457,12 @@ static int load_heads(struct loader *l)
         const struct gguf_tensor *t = gguf_tensor(m->file, f->name);
         void *at = head_at(&m->heads, f);
         if (!t) continue;
-        if (f->kind != HEAD_ROWS) m->bytes_step += t->bytes * (f->kind == HEAD_EACH ? proposals : 1);
-        if (f->kind == HEAD_VECTOR
-                ? load_vector(l, at, f->name)
-                : load_weight(l, at, f->kind == HEAD_ROWS ? KN_USE_ROWS : KN_USE_LINEAR, f->name))
+        const unsigned use = f->kind == HEAD_ROWS   ? KN_USE_ROWS
+                             : f->kind == HEAD_BOTH ? KN_USE_ROWS | KN_USE_LINEAR
+                                                    : KN_USE_LINEAR;
+        if (f->kind != HEAD_ROWS)
+            m->bytes_step += t->bytes * (f->kind == HEAD_EACH || f->kind == HEAD_BOTH ? proposals : 1);
+        if (f->kind == HEAD_VECTOR ? load_vector(l, at, f->name) : load_weight(l, at, use, f->name))
             return -1;
     }
     return 0;
@@ -494,9 +503,10 @@ static int load_all(struct loader *l)
         if (t && load_weight(l, part_at(m, i), parts[i].use, name)) return -1;
         if (t && parts[i].use & KN_USE_LINEAR) m->bytes_step += t->bytes;
     }
-    for (int i = 0; i < m->d->n_layer; i++)
-        if (load_layer(l, i)) return -1;
-    return 0;
+    int rc = 0;
+    for (int i = 0; i < m->d->n_layer && rc == 0; i++) rc = load_layer(l, i);
+    kn_hosted(m->be, NULL, 0);
+    return rc;
 }
 
 /* ---- what a backend cannot do is said before its memory is filled ---- */
@@ -630,12 +640,22 @@ fail:
     return -1;
 }
 
+/* The file, with the keys that are to be others. */
+static int open_file(struct gguf **g, const char *path, const struct desc_override *o, struct err *e)
+{
+    if (gguf_open(g, path, e)) return -1;
+    if (!o || gguf_override(*g, o->kv, o->n_kv, false, e) == 0) return 0;
+    gguf_close(*g);
+    *g = NULL;
+    return -1;
+}
+
 int model_open(struct model **m, const char *path, struct kn_backend *be, const struct desc_override *o,
                struct err *e)
 {
     struct gguf *g;
     *m = NULL;
-    if (gguf_open(&g, path, e)) return -1;
+    if (open_file(&g, path, o, e)) return -1;
     return open_gguf(m, g, be, o, e);
 }
 
@@ -669,7 +689,7 @@ int model_load(struct model **m, const char *path, struct kn_backend *be, const 
 {
     struct gguf *g;
     *m = NULL;
-    if (gguf_open(&g, path, e)) return -1;
+    if (open_file(&g, path, o, e)) return -1;
     return model_load_gguf(m, g, be, o, progress, ctx, e);
 }
 
@@ -699,6 +719,7 @@ void model_free(struct model *m)
     op->free(m->be, m->embed_norm);
     for (int i = 0; i < DESC_MAX_ROPES; i++) op->free(m->be, m->rope_freq[i]);
     mem_free(m->layer);
+    mem_free(m->host);
     mem_free(m->matrix);
     desc_free(m->d);
     gguf_close(m->file);

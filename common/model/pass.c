@@ -89,6 +89,7 @@ struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_
     const struct model_layer *y = &m->layer[i];
     const struct desc_rope *r = &d->rope[l->rope];
     struct work *w = p->w;
+    const int32_t *pos = p->places && !l->window ? p->places : p->pos;
     return (struct pass_heads){
         .rope = {.q = w->q,
                  .k = w->k,
@@ -96,7 +97,7 @@ struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_
                  .q_norm = y->q_norm,
                  .k_norm = y->k_norm,
                  .table = w->rope[l->rope],
-                 .pos = p->tree ? p->rows : p->pos,
+                 .pos = p->tree ? p->rows : pos,
                  .n = p->n,
                  .n_head = l->n_head,
                  .n_rot = r->n_rot,
@@ -111,14 +112,16 @@ struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_
                       .n_head = l->n_head,
                       .scale = 1.0f / sqrtf((float)l->head_dim),
                       .causal = l->causal,
-                      .window = l->window,
+                      .window = l->window ? l->window : p->reach,
                       .first = p->visible_from,
                       .tree = p->tree,
                       .tail = p->tree ? &p->tail[i] : NULL,
                       .sparse = p->sparse && p->sparse[i].mean.k ? &p->sparse[i] : NULL,
                       .then = &y->wo},
         .seen = p->seen && p->seen->wanted[i] && p->first_pos + p->n > p->seen->from ? p->seen : NULL,
-        .first_pos = p->first_pos};
+        .first_pos = p->first_pos,
+        .here = p->here && p->here[i].k ? &p->here[i] : NULL,
+        .queries = p->queries ? p->queries + i * p->n_queries : NULL};
 }
 
 /* What the rows at and behind seen->from attend to. */
@@ -147,12 +150,31 @@ static int see(const struct model *m, const struct pass_heads *h)
     return rc;
 }
 
+/* Of keys and values in the host's memory: what is there comes, and what is new goes. */
+static int attend_host(const struct model *m, const struct pass_heads *h)
+{
+    const struct kn_ops *op = kn_op(m->be);
+    const struct kn_kv *there = h->attention.kv;
+    struct pass_heads x = *h;
+    x.here = NULL;
+    x.attention.kv = h->here;
+    if (!h->attention.tree) x.rope.kv = h->here;
+    int rc = op->carry(m->be, h->here, there, h->attention.pos, 0);
+    if (rc == 0) rc = pass_attend(m, &x);
+    return rc || h->attention.tree ? rc : op->carry(m->be, there, h->here, h->attention.pos, h->attention.n);
+}
+
 int pass_attend(const struct model *m, const struct pass_heads *h)
 {
     const struct kn_ops *op = kn_op(m->be);
-    if (op->attend && !h->attention.tree && !h->seen) return op->attend(m->be, &h->rope, &h->attention);
+    if (h->here) return attend_host(m, h);
+    if (op->attend && !h->attention.tree && !h->queries && !h->seen)
+        return op->attend(m->be, &h->rope, &h->attention);
     int rc = op->rope_store(m->be, &h->rope);
     if (rc == 0 && h->seen) rc = see(m, h);
+    if (rc == 0 && h->queries)
+        rc = op->copy(m->be, h->queries, h->rope.q,
+                      (size_t)h->rope.n_head * (size_t)h->attention.kv->head_dim * sizeof *h->queries);
     return rc ? rc : op->attention(m->be, &h->attention);
 }
 

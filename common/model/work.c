@@ -39,7 +39,7 @@ static void widen(struct widths *w, const struct desc *d)
     }
     const bool drafts = desc_drafts(d) && !assists; /* which takes turns in the target's angles */
     for (int i = 0; i < d->n_rope && !drafts; i++) w->rope[i] = most(w->rope[i], d->rope[i].n_rot);
-    if (drafts) w->draft_rope = d->rope[0].n_rot;
+    if (drafts) w->draft_rope = most(w->draft_rope, d->rope[0].n_rot);
     w->router = most(w->router, d->n_expert);
     int64_t used =
         d->n_expert_used + (d->n_ff_shexp ? 1 : 0); /* the shared one among them, where it may be */
@@ -48,9 +48,9 @@ static void widen(struct widths *w, const struct desc *d)
     w->ff = most(w->ff, d->n_ff_shexp);
     if (d->n_ff_shexp) w->shared = 1;
     w->features = most(w->features, d->n_features);
-    if (d->arch == DESC_DFLASH) w->context = dflash_context_width(d), w->fused = d->n_embd;
-    if (d->arch == DESC_QWEN35_MTP) w->fused = 2 * (int64_t)d->n_embd;
-    if (assists) w->fused = 2 * (int64_t)d->n_embd_target;
+    if (d->arch == DESC_DFLASH) w->context = dflash_context_width(d), w->fused = most(w->fused, d->n_embd);
+    if (d->arch == DESC_QWEN35_MTP) w->fused = most(w->fused, 2 * (int64_t)d->n_embd);
+    if (assists) w->fused = most(w->fused, 2 * (int64_t)d->n_embd_target);
     if (!d->conv_kernel) return;
     w->conv = d->n_embd;
     w->dynamic = 2 * (int64_t)d->conv_kernel * (d->n_embd / d->conv_group);
@@ -112,14 +112,14 @@ static int new_head(struct work *w, const struct model *target, const struct mod
     return d->n_vocab_draft ? new_from(w, target, drafter, e) : 0;
 }
 
-int work_new(struct work *w, const struct model *target, const struct model *drafter, int32_t rows,
-             uint64_t *bytes, struct err *e)
+int work_new(struct work *w, const struct model *target, const struct model *const *drafters,
+             int32_t n_drafters, int32_t rows, uint64_t *bytes, struct err *e)
 {
     struct kn_backend *be = target->be;
     const struct kn_ops *op = kn_op(be);
     struct widths n = {0};
     widen(&n, target->d);
-    if (drafter) widen(&n, drafter->d);
+    for (int32_t i = 0; i < n_drafters; i++) widen(&n, drafters[i]->d);
     struct {
         void *at; /* a pointer to 32-bit values */
         int64_t width;
@@ -169,7 +169,8 @@ int work_new(struct work *w, const struct model *target, const struct model *dra
         if (i >= OF_BLOCKS && all[i].at != (void *)&w->context)
             widest = most(widest, all[i].width); /* never an input */
     }
-    if (drafter && new_head(w, target, drafter, bytes, &widest, e)) return -1;
+    for (int32_t i = 0; i < n_drafters; i++) /* one of them has a head at most: a pass leaves taps for one */
+        if (new_head(w, target, drafters[i], bytes, &widest, e)) return -1;
     int rc = op->reserve(be, rows, widest, target->d->n_vocab, (int32_t)n.n_head, (int32_t)n.head_dim);
     return rc ? model_failed(target, "reserve", rc, e) : 0;
 }

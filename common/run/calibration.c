@@ -29,10 +29,10 @@ static const double prior_look[CALIBRATION_MATCHES] = {0.3, 0.45, 0.6, 0.7, 0.8,
 void calibration_init(struct calibration *c)
 {
     memset(c, 0, sizeof *c);
-    for (int32_t b = 0; b < CALIBRATION_BUCKETS; b++) {
+    for (int32_t b = 0; b < CALIBRATION_SETS; b++) {
         struct calibration_slope *s = &c->draft[b];
-        s->intercept = (struct belief){prior_intercept[b], INTERCEPT_VARIANCE};
-        s->slope = (struct belief){prior_slope[b], SLOPE_VARIANCE};
+        s->intercept = (struct belief){prior_intercept[b % CALIBRATION_BUCKETS], INTERCEPT_VARIANCE};
+        s->slope = (struct belief){prior_slope[b % CALIBRATION_BUCKETS], SLOPE_VARIANCE};
         for (int32_t j = 0; j < CALIBRATION_SLOTS; j++) s->slot[j] = (struct belief){0, SLOT_VARIANCE};
     }
     for (int32_t m = 0; m < CALIBRATION_MATCHES; m++)
@@ -40,12 +40,13 @@ void calibration_init(struct calibration *c)
             c->look[m][r] = (struct calibration_rate){prior_look[m], PRIOR_LABELS};
 }
 
-int32_t calibration_bucket(double temperature, bool greedy)
+int32_t calibration_bucket(int32_t source, double temperature, bool greedy)
 {
+    const int32_t first = (source - 1) * CALIBRATION_BUCKETS;
     int32_t i = 0;
-    if (!(temperature > 0)) return 0;
+    if (!(temperature > 0)) return first;
     while (i < RANGES - 1 && temperature > range_ends[i]) i++;
-    return 1 + i + (greedy ? RANGES : 0);
+    return first + 1 + i + (greedy ? RANGES : 0);
 }
 
 /* ---- a drafter ---- */
@@ -96,7 +97,7 @@ static void moved(struct belief *b, double f, double gain, double curvature)
 static void label_draft(struct calibration *c, int32_t bucket, int32_t j, double logp, bool equal)
 {
     struct calibration_slope *s = &c->draft[bucket];
-    struct calibration_gauge *g = &c->draft_gauge[at(j)];
+    struct calibration_gauge *g = &c->draft_gauge[bucket / CALIBRATION_BUCKETS][at(j)];
     const double h = calibration_draft(c, bucket, j, logp, 0), x = logit(logp);
     double v;
     const double z = argument(s, j, x, &v), p = sigma(z), w = p * (1 - p);
@@ -144,11 +145,18 @@ static void label_look(struct calibration *c, int32_t match, int32_t j, bool equ
 
 /* ---- both ---- */
 
+void calibration_ages(struct calibration *c, int32_t bucket)
+{
+    struct calibration_slope *s = &c->draft[bucket];
+    older(&s->intercept, AGEING, INTERCEPT_VARIANCE);
+    older(&s->slope, AGEING / 10, SLOPE_VARIANCE);
+    for (int32_t j = 0; j < CALIBRATION_SLOTS; j++) older(&s->slot[j], AGEING / 10, SLOT_VARIANCE);
+}
+
 void calibration_seen(struct calibration *c, int32_t bucket, const struct plan_result *r)
 {
     const struct plan_offer *o = &r->offer;
     const bool look = r->choice.look;
-    struct calibration_slope *s = &c->draft[bucket];
     /* Behind a second choice of a tree a label is another event. */
     const int32_t labels = r->ranks && r->equal < r->labelled ? r->equal + 1 : r->labelled;
     for (int32_t j = 1; j <= labels; j++) {
@@ -156,9 +164,7 @@ void calibration_seen(struct calibration *c, int32_t bucket, const struct plan_r
         if (j <= o->n_draft && (!look || j <= o->agree)) label_draft(c, bucket, j, o->logp[j - 1], equal);
         if (j <= o->n_look && (look || j <= o->agree)) label_look(c, o->match, j, equal);
     }
-    older(&s->intercept, AGEING, INTERCEPT_VARIANCE);
-    older(&s->slope, AGEING / 10, SLOPE_VARIANCE);
-    for (int32_t j = 0; j < CALIBRATION_SLOTS; j++) older(&s->slot[j], AGEING / 10, SLOT_VARIANCE);
+    calibration_ages(c, bucket);
 }
 
 /* ---- the file ---- */
@@ -280,6 +286,14 @@ int calibration_read(struct calibration *c, const char *path, struct err *e)
     const int rc = read_root(c, root, path, e);
     json_decref(root);
     return rc;
+}
+
+int calibration_read_source(struct calibration *c, int32_t source, const char *path, struct err *e)
+{
+    struct calibration of;
+    if (calibration_read(&of, path, e)) return -1;
+    memcpy(c->draft + (source - 1) * CALIBRATION_BUCKETS, of.draft, CALIBRATION_BUCKETS * sizeof *of.draft);
+    return 0;
 }
 
 static json_t *belief_json(const struct belief *b)

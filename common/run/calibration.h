@@ -56,8 +56,10 @@
 #include "planner.h"
 
 enum {
-    CALIBRATION_SLOTS = 63,  /* proposals of a chain at most */
-    CALIBRATION_BUCKETS = 7, /* temperature 0; coupled up to 0.65, up to 0.9, above; greedy the same */
+    CALIBRATION_SLOTS = 63, /* proposals of a chain at most */
+    CALIBRATION_BUCKETS =
+        7, /* of a drafter: temperature 0; coupled up to 0.65, up to 0.9, above; greedy the same */
+    CALIBRATION_SETS = PLAN_SOURCES * CALIBRATION_BUCKETS,
     CALIBRATION_MATCHES = 7, /* matched tokens: up to 2, 4, 6, 9, 15, 31; more */
     CALIBRATION_RANGES = 4,  /* slots 1, 2 to 4, 5 to 16, more */
     CALIBRATION_OF = 128,
@@ -85,15 +87,16 @@ struct calibration_gauge {
 
 struct calibration {
     char of[CALIBRATION_OF];
-    struct calibration_slope draft[CALIBRATION_BUCKETS];
+    struct calibration_slope draft[CALIBRATION_SETS]; /* the buckets of the first drafter, then of the next */
     struct calibration_rate look[CALIBRATION_MATCHES][CALIBRATION_RANGES];
-    struct calibration_gauge draft_gauge[CALIBRATION_SLOTS], look_gauge[CALIBRATION_SLOTS];
+    struct calibration_gauge draft_gauge[PLAN_SOURCES][CALIBRATION_SLOTS], look_gauge[CALIBRATION_SLOTS];
 };
 
 /* The built-in prior. */
 void calibration_init(struct calibration *c);
-/* The bucket of proposals at a temperature; greedy: the drafter's likeliest, not coupled ones. */
-int32_t calibration_bucket(double temperature, bool greedy);
+/* The bucket of proposals at a temperature; greedy: the drafter's likeliest, not coupled ones. Of the drafter
+ * with that number, from 1. */
+int32_t calibration_bucket(int32_t source, double temperature, bool greedy);
 
 /* h of slot j (1 ..) whose proposal the drafter gave the probability exp(logp); NaN: not known, and slots'
  * rates are learnt alone. deviations: of the belief, added; 0 for the mean, more to try what is little known.
@@ -103,15 +106,21 @@ double calibration_draft(const struct calibration *c, int32_t bucket, int32_t j,
 /* h of slot j of a look-up that matched so many tokens. */
 double calibration_look(const struct calibration *c, int32_t match, int32_t j);
 
-/* Learn from a finished cycle, and let what was learnt before age by a cycle. A look-up's labels are the
+/* Learn from a finished cycle, whose drafter's bucket is this, and let what that one learnt before age by a
+ * cycle. A look-up's labels are the
  * drafter's too, and the other way, for the leading proposals that both chains share. */
 void calibration_seen(struct calibration *c, int32_t bucket, const struct plan_result *r);
+/* What a bucket learnt ages by a cycle, in which another drafter was asked. */
+void calibration_ages(struct calibration *c, int32_t bucket);
 
 /* Read FILE over the prior. ERR_FORMAT naming the file, the key, what was expected and what is there;
  * ERR_IO. */
 int calibration_read(struct calibration *c, const char *path, struct err *e);
 int calibration_parse(struct calibration *c, const void *data, uint64_t n, const char *name, struct err *e);
-/* What calibration_read reads, exactly. NULL when out of memory; mem_free. */
+/* Of FILE what it says of its drafter, for the one with that number; else as calibration_read. */
+int calibration_read_source(struct calibration *c, int32_t source, const char *path, struct err *e);
+/* Of the first drafter and of look-ups what calibration_read reads, exactly. NULL when out of memory;
+ * mem_free. */
 char *calibration_text(const struct calibration *c);
 int calibration_write(const struct calibration *c, const char *path, bool force, struct err *e);
 

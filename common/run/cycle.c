@@ -1,5 +1,6 @@
 /* cycle.c - see cycle.h. What is launched is in play.c. */
 #include "cycle.h"
+#include "pages.h"
 #include "session_impl.h"
 #include "tree.h"
 
@@ -81,19 +82,26 @@ static bool takes_row(const struct session *s, struct pending p)
 /* Does the session's own source propose on the host? */
 static bool looks(const struct session *s, const struct plan *p)
 {
-    return p->draft && s->source && s->source->op->look;
+    return p->draft && s->by[p->draft - 1].of->op->look;
 }
 
 /* Who is asked on the host; NULL: nobody. */
-static struct source *asked(const struct session *s)
+static struct session_source *asked(struct session *s)
 {
-    return s->source && s->source->op->look ? s->source : s->o.look;
+    if (s->source && s->source->op->look) return &s->by[0];
+    return s->o.look ? &s->look : NULL;
+}
+
+/* Of the source that b's proposals are of. */
+static int32_t block_of(const struct session *s, const struct session_started *b)
+{
+    return s->by[b->source - 1].block;
 }
 
 int32_t session_cycles_ahead(const struct session *s, const struct plan *p)
 {
     struct pending next;
-    if (!session_records(s) || looks(s, p)) return 0;
+    if (!session_records(s) || looks(s, p) || s->pool) return 0;
     if (!s->delta || !p->rows) return 1;
     return pending_next(s, &next) && (p->rows > 1 || !takes_row(s, next));
 }
@@ -135,13 +143,14 @@ static int ask(struct session *s, int32_t most, int32_t *ids, struct source_look
 {
     *l = (struct source_look){
         .history = s->history, .n = s->n_past + 1, .same = s->look_same, .most = most, .ids = ids};
-    if (asked(s)->op->look(s, l, e)) return -1;
+    struct session_source *x = asked(s);
+    if (x->of->op->look(s, x, l, e)) return -1;
     s->look_same = l->n;
     for (int32_t i = 0; i < l->found; i++)
         if (l->found > most || ids[i] < 0 || ids[i] >= s->target->d->n_vocab)
             return err_set(e, ERR_FORMAT,
                            "source %s: proposal %d of %d is none (expected at most %d ids below %d, got %d)",
-                           asked(s)->op->name, i, l->found, most, s->target->d->n_vocab, ids[i]);
+                           x->of->op->name, i, l->found, most, s->target->d->n_vocab, ids[i]);
     return 0;
 }
 
@@ -171,10 +180,14 @@ int session_look_waits(struct session *s, bool *waits, struct err *e)
 static struct plan_offer offer_told(struct session *s, struct session_started *b, int32_t pos)
 {
     const struct kn_offer *o = offer_of(s, b);
-    struct plan_offer p = {.pos = pos, .n_look = b->n_look, .match = b->match};
-    if (o) p.n_draft = o->usable ? s->o.block - 1 : 0, p.logp = o->logp;
+    struct plan_offer p = {.pos = pos, .source = b->source, .n_look = b->n_look, .match = b->match};
+    if (o) p.n_draft = o->usable ? block_of(s, b) - 1 : 0, p.logp = o->logp;
     const struct session_synthetic *x = s->o.synthetic;
-    if (o && s->tree) p.top = session_ranked(s, b)->of.values, p.n_top = s->n_top;
+    if (o && s->by[b->source - 1].n_top) {
+        struct session_ranked *c = session_ranked(s, b);
+        p.top = c->logp, p.n_top = c->n_top;
+        if (c->edges) p.behind = session_behind, p.behind_ctx = c;
+    }
     if (o && x) p.logp = x->logp + (int64_t)(pos < x->n ? pos : x->n - 1) * x->slots;
     while (p.agree < p.n_draft && p.agree < p.n_look && o->ids[1 + p.agree] == b->ids[1 + p.agree]) p.agree++;
     return p;
@@ -202,9 +215,17 @@ static int place_tree(struct session *s, struct session_started *b, struct err *
         parents[r] = c->nodes[r].parent;
         if (!r) continue;
         depth[r] = depth[parents[r]] + 1;
-        b->ids[r] = c->of.ids[(depth[r] - 1) * s->n_top + c->nodes[r].rank];
+        b->ids[r] = c->ids[(depth[r] - 1) * c->n_top + c->nodes[r].rank];
     }
     return session_tree_place(s, b->ids, parents, b->rows, e);
+}
+
+/* Where the rows from n_past on stand in the caches: nothing runs, so that is known. */
+static int place_rows(struct session *s)
+{
+    int32_t place[SESSION_MAX_ROWS];
+    for (int32_t i = 0; i < SESSION_MAX_ROWS; i++) place[i] = s->n_past + i - pages_shift(s);
+    return s->op->upload(s->be, s->d->place, place, sizeof place);
 }
 
 /* The rows of the cycle that is open. */
@@ -216,6 +237,7 @@ static int launch_rows(struct session *s, struct session_started *b, struct err 
     const bool plain = play == SESSION_PLAIN || play == SESSION_PLAIN_ADVANCES;
     if (context_before(s, plain, e)) return -1;
     if (b->tree && place_tree(s, b, e)) return -1;
+    if (s->pool && (rc = place_rows(s))) return model_failed(s->target, "places", rc, e);
     if (b->look) rc = s->op->upload(s->be, s->d->ids + 1, b->ids + 1, (size_t)(b->rows - 1) * sizeof *b->ids);
     if (rc) return model_failed(s->target, "proposals", rc, e);
     s->trying = !session_records(s);
@@ -225,7 +247,11 @@ static int launch_rows(struct session *s, struct session_started *b, struct err 
     if (bad) return -1;
     s->started++;
     s->open = false;
-    s->waiting += plain && s->source && s->source->op->context;
+    for (int32_t i = 0; plain && i < s->n_sources; i++)
+        if (s->by[i].of->op->context) {
+            s->waiting++;
+            break;
+        }
     if (play == SESSION_PLAIN_ADVANCES ||
         play == SESSION_VERIFY_ADVANCES) { /* nothing is pending behind it */
         const int32_t none = 0;
@@ -235,13 +261,10 @@ static int launch_rows(struct session *s, struct session_started *b, struct err 
     if (session_records(s)) return 0;
     const struct kn_result *r = &s->results[at];
     rc = s->op->await(s->be, &r->number, s->started);
-    const struct session_rows kept = {.ids = s->d_history + r->pos,
-                                      .pos = s->g->d_pos + r->pos,
-                                      .features = b->tree ? s->kept : s->g->features,
-                                      .n = r->kept,
-                                      .first_pos = r->pos};
+    const struct session_rows kept = {
+        .ids = s->d_history + r->pos, .pos = s->g->d_pos + r->pos, .n = r->kept, .first_pos = r->pos};
     if (rc) return model_failed(s->target, "cycle", rc, e);
-    return plain ? 0 : session_run_context(s, &kept, e);
+    return plain ? 0 : session_run_context(s, &kept, b->tree ? SESSION_GATHERED : SESSION_OF_PASS, e);
 }
 
 /* most: tokens still wanted. Where the host knows in time, no more rows, and none for proposals that are
@@ -249,6 +272,7 @@ static int launch_rows(struct session *s, struct session_started *b, struct err 
 static int verify(struct session *s, struct session_started *b, int64_t most, struct err *e)
 {
     b->rows = b->planned;
+    if (b->rows > pages_rows(s)) b->rows = pages_rows(s);
     if (!session_records(s) && !b->tree) {
         if (b->rows > most) b->rows = most < 1 ? 1 : (int32_t)most;
         if (b->offer && await_offer(s, b, e)) return -1;
@@ -263,15 +287,19 @@ int session_cycle_start(struct session *s, const struct plan *p, int64_t most, s
     struct session_started *b = opened(s);
     if (p->draft && !s->source)
         return err_set(e, ERR_USAGE, "a plan with proposals (expected none: there is no source)");
-    if (plan_check(p, s->source ? s->o.block : 1, s->o.look, e)) return -1;
+    if (p->draft < 0 || p->draft > s->n_sources)
+        return err_set(e, ERR_USAGE, "a plan with proposals of source %d (expected 0 to %d)", p->draft,
+                       s->n_sources);
+    const int32_t longest = p->draft ? s->by[p->draft - 1].block : s->source ? s->o.block : 1;
+    if (plan_check(p, longest, s->o.look, e)) return -1;
     if (s->open) return err_set(e, ERR_USAGE, "a cycle was started before the rows of the last one");
     if ((int32_t)running(s) > session_cycles_ahead(s, p))
         return err_set(e, ERR_USAGE, "a cycle was started before its time (expected %d running, got %d)",
                        session_cycles_ahead(s, p), (int)running(s));
-    if (session_turn(s, e)) return -1;
-    *b = (struct session_started){.rows = p->rows, .planned = p->rows, .drafted = p->draft};
+    if (session_turn(s, e) || pages_turn(s, s->history[s->n_past], e)) return -1;
+    *b = (struct session_started){.rows = p->rows, .planned = p->rows, .source = p->draft};
     if (p->draft && !looks(s, p)) {
-        if (context_before(s, false, e) || session_play(s, SESSION_OFFER, s->o.block, e)) return -1;
+        if (context_before(s, false, e) || session_play(s, SESSION_OFFER, p->draft, e)) return -1;
         b->offer = ++s->offered;
     }
     s->open = true;
@@ -296,7 +324,7 @@ int session_cycle_offer(struct session *s, struct plan_offer *o, const int32_t *
 {
     struct session_started *b = opened(s);
     if (must_be_open(s, e)) return -1;
-    if (asked(s) && !b->looked && look(s, b, (asked(s) == s->source ? s->o.block : s->o.look->rows) - 1, e))
+    if (asked(s) && !b->looked && look(s, b, (asked(s) == &s->look ? s->o.look->rows : s->o.block) - 1, e))
         return -1; /* while the device drafts */
     if (b->offer && await_offer(s, b, e)) return -1;
     *o = offer_told(s, b, s->n_past);
@@ -311,7 +339,7 @@ int session_cycle_verify(struct session *s, const struct plan_choice *c, int64_t
     if (must_be_open(s, e) || session_turn(s, e)) return -1;
     if (c->nodes && b->offer && await_offer(s, b, e)) return -1;
     if (b->offer && !c->look && !c->nodes)
-        o = (struct plan_offer){.n_draft = s->o.block - 1}; /* the device looks whether there are any */
+        o = (struct plan_offer){.n_draft = block_of(s, b) - 1}; /* the device looks whether there are any */
     else
         o = offer_told(s, b, s->n_past);
     if (plan_choice_check(c, &o, e)) return -1;
@@ -350,10 +378,10 @@ static void label_tree(struct session *s, struct session_started *b, const struc
     t->equal = 0;
     t->ranks = c->ranks;
     for (int32_t j = 0; j < t->labelled; j++) {
-        const int32_t *ids = c->of.ids + j * s->n_top;
+        const int32_t *ids = c->ids + j * c->n_top;
         int32_t k = 0;
-        while (k < s->n_top && ids[k] != r->picks[j]) k++;
-        c->ranks[j] = (int8_t)(k < s->n_top ? k : -1);
+        while (k < c->n_top && ids[k] != r->picks[j]) k++;
+        c->ranks[j] = (int8_t)(k < c->n_top ? k : -1);
         if (t->equal == j && k == 0) t->equal++;
     }
 }
@@ -386,18 +414,18 @@ int session_cycle_finish(struct session *s, struct session_cycle *c, struct err 
     s->finished++;
     *c = (struct session_cycle){
         .pos = r->pos, .rows = b->rows, .planned = b->planned, .kept = r->kept, .picks = r->picks};
-    c->drafted = b->drafted;
+    c->drafted = b->source;
     c->usable = !offer || offer->usable;
     c->ids = b->n_look ? b->ids : r->ids;
     c->n_ids = 1 + b->n_look;
-    if (offer && !b->look) c->ids = offer->ids, c->n_ids = s->o.block;
-    if (offer && offer->usable) c->block = offer->ids;
+    if (offer && !b->look) c->ids = offer->ids, c->n_ids = block_of(s, b);
+    if (offer && offer->usable) c->block = offer->ids, c->n_block = block_of(s, b);
     c->tree = b->tree;
     if (b->tree) c->ids = r->ids, c->n_ids = r->kept, c->path = r->rows;
     struct plan_result *t = &c->result;
     t->offer = offer_told(s, b, r->pos);
     t->choice = (struct plan_choice){b->rows, b->look, b->tree ? session_ranked(s, b)->nodes : NULL};
-    t->drafted = b->drafted;
+    t->drafted = b->source;
     t->kept = r->kept;
     if (b->tree)
         label_tree(s, b, r, t);

@@ -60,7 +60,8 @@ struct session_cycle {
     bool drafted;    /* the source was asked */
     bool usable; /* false: the drafter's logits held a NaN or no finite maximum; none of its was accepted */
     const int32_t *ids;   /* [n_ids] */
-    const int32_t *block; /* [block] the anchor and what the drafter proposed, tried or not; NULL: none */
+    const int32_t *block; /* [n_block] the anchor and what the drafter proposed, tried or not; NULL: none */
+    int32_t n_block;
     const int32_t *picks; /* [rows]; the last kept one may be KN_PICK_NAN. Of a tree [kept] */
     bool tree;           /* the rows were a tree's. ids and picks are of the path that stays: n_ids is kept */
     const int32_t *path; /* NULL, or [kept] of a tree: the rows of the pass that stay */

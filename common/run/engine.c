@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 #include "../base/mem.h"
+#include "pages.h"
 #include "session_impl.h"
 
 static void *take(struct engine *g, uint64_t count, size_t size)
@@ -16,12 +17,20 @@ static void *take(struct engine *g, uint64_t count, size_t size)
 static int new_work(struct engine *g, struct err *e)
 {
     const struct desc *t = g->target->d;
-    g->width = source_width(g->source, t);
-    if (g->width) g->features = take(g, (uint64_t)g->rows * (uint64_t)g->width, sizeof *g->features);
+    const struct model *drafters[SESSION_SOURCES];
+    int32_t n = 0;
+    bool there = true;
+    for (int32_t i = 0; i < g->n_sources; i++) {
+        struct session_source *x = &g->by[i];
+        if (x->of->model) drafters[n++] = x->of->model;
+        if (!x->width) continue;
+        x->features = take(g, (uint64_t)g->rows * (uint64_t)x->width, sizeof *x->features);
+        there &= x->features != NULL;
+    }
     g->logits = take(g, (uint64_t)SESSION_MAX_ROWS * (uint64_t)t->n_vocab, sizeof *g->logits);
-    if (!g->logits || (g->width && !g->features))
+    if (!g->logits || !there)
         return model_no_memory(g->be, e, "activations of %d rows: lower --chunk", g->rows);
-    return work_new(&g->work, g->target, g->source ? g->source->model : NULL, g->rows, &g->bytes, e);
+    return work_new(&g->work, g->target, drafters, n, g->rows, &g->bytes, e);
 }
 
 static int new_hidden(struct engine *g, struct err *e)
@@ -85,6 +94,15 @@ static int check_options(struct session_options *o, int32_t most, int32_t usual,
     if (o->draft_window < 0)
         return err_set(e, ERR_USAGE, "draft window out of range (expected 0 or more, got %d)",
                        o->draft_window);
+    if (o->kv_host < 0)
+        return err_set(e, ERR_USAGE, "layers in the host's memory out of range (expected 0 or more, got %d)",
+                       o->kv_host);
+    if (pages_check(o->pool, e)) return -1;
+    if (o->pool && (o->kv_host || o->tree || o->sparse.on))
+        return err_set(e, ERR_USAGE, "a pool of %d positions beside %s (expected one of them)", o->pool,
+                       o->tree        ? "trees"
+                       : o->sparse.on ? "sparse prompts"
+                                      : "keys and values in the host's memory");
     if (o->tree < 0 || o->tree >= SESSION_MAX_ROWS)
         return err_set(e, ERR_USAGE, "tree out of range (expected 1 to %d proposals, got %d)",
                        SESSION_MAX_ROWS - 1, o->tree);
@@ -104,12 +122,17 @@ int session_options_check(struct session_options *o, const struct desc *drafter,
 }
 
 /* Can a source have what it wants? */
-static int check_source(const struct model *target, const struct source *x, struct err *e)
+static int check_source(const struct model *target, const struct source *x, const struct session_options *o,
+                        struct err *e)
 {
     const struct source_needs *n = &x->needs;
     if (x->rows < 2 || x->rows > SESSION_MAX_ROWS || !x->op->propose == !x->op->look)
         return err_set(e, ERR_USAGE, "source %s: %d rows, or not one way to propose (expected 2 to %d)",
                        x->op->name, x->rows, SESSION_MAX_ROWS);
+    if (n->caches && o->pool)
+        return err_set(e, ERR_USAGE,
+                       "source %s: reads all of the target's keys and values (expected no pool)",
+                       x->op->name);
     if (n->hidden && n->tapped)
         return err_set(
             e, ERR_USAGE,
@@ -117,6 +140,33 @@ static int check_source(const struct model *target, const struct source *x, stru
             "for it",
             x->op->name);
     return x->model ? desc_pair(target->d, x->model->d, e) : 0;
+}
+
+/* The list of them, and whether they can be together: who is asked on the host stands alone, and of what a
+ * pass leaves there is one of a kind. */
+static int check_sources(struct engine *g, struct err *e)
+{
+    int32_t tapped = 0, hidden = 0, layers = 0;
+    for (struct source *x = g->source; x; x = x->beside) {
+        if (g->n_sources == SESSION_SOURCES)
+            return err_set(e, ERR_USAGE, "more than %d sources (source %s is one too many)", SESSION_SOURCES,
+                           x->op->name);
+        if (check_source(g->target, x, &g->o, e)) return -1;
+        tapped += x->needs.tapped != NULL, hidden += x->needs.hidden;
+        if (g->source->beside && (x->op->look || tapped > 1 || hidden > 1))
+            return err_set(
+                e, ERR_USAGE,
+                "source %s cannot stand beside another (expected drafters, one that reads taps and one "
+                "that reads the last hidden state)",
+                x->op->name);
+        g->by[g->n_sources++] = (struct session_source){.of = x,
+                                                        .block = x->usual ? x->usual : x->rows,
+                                                        .first_layer = layers,
+                                                        .width = source_width(x, g->target->d)};
+        if (x->model) layers += desc_draft_caches(x->model->d);
+    }
+    if (g->n_sources) g->by[0].block = g->o.block;
+    return 0;
 }
 
 /* Is it one that can stand beside a source? */
@@ -139,7 +189,9 @@ static int check_tree(const struct engine *g, struct err *e)
     if (!g->o.tree) return 0;
     if (!g->op->follow)
         return err_set(e, ERR_USAGE, "%s: runs no trees of proposals (expected cpu)", g->op->name);
-    if (!g->source || !g->source->tree)
+    bool any = false;
+    for (int32_t i = 0; i < g->n_sources; i++) any |= g->by[i].of->tree;
+    if (!any)
         return err_set(e, ERR_USAGE,
                        "source %s: offers no candidates for a tree (expected a drafter that does)",
                        g->source ? g->source->op->name : "none");
@@ -162,14 +214,17 @@ int engine_open(struct engine **out, struct model *target, struct source *source
                 target->d->arch_name);
         goto fail;
     }
-    if ((source && check_source(target, source, e)) || (o->look && check_look(source, o->look, e)) ||
+    if ((o->look && check_look(source, o->look, e)) ||
         check_options(&g->o, source ? source->rows : 0,
                       source && source->usual ? source->usual
                       : source                ? source->rows
                                               : 0,
                       e) ||
-        check_tree(g, e) || session_sparse_check(&g->o, target->d, g->op, e))
+        check_sources(g, e) || check_tree(g, e) || session_sparse_check(&g->o, target->d, g->op, e))
         goto fail;
+    for (int32_t i = 0; i < g->n_sources && !g->o.draft_window && !g->draft_reach; i++)
+        if (g->by[i].of->model) g->draft_reach = desc_draft_reach(g->by[i].of->model->d);
+    if (g->o.draft_window == SESSION_DRAFT_ALL) g->o.draft_window = 0;
     /* No pass is longer than the context, however large the chunk. */
     const int32_t most = session_pass_rows(&g->o, g->op), ctx = g->o.ctx;
     g->rows = most < ctx ? most : ctx;
@@ -191,7 +246,9 @@ void engine_close(struct engine *g)
         g->idle = s->next;
         session_slot_free(s);
     }
-    void *device[] = {g->d_pos, g->equal, g->features, g->logits, g->hidden.normed, g->sparse_scratch};
+    void *device[] = {g->d_pos,          g->equal,   g->logits, g->hidden.normed,
+                      g->sparse_scratch, g->here[0], g->here[1]};
+    for (int32_t i = 0; i < g->n_sources; i++) g->op->free(g->be, g->by[i].features);
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) g->op->free(g->be, device[i]);
     work_free(&g->work, g->be);
     mem_free(g->hidden.host);

@@ -1,6 +1,6 @@
 /* engine.h - what streams share: the models, the scratch of a pass, and what recordings depend on.
  *
- * An engine holds a target, a source of proposals or none, options, and the activations of one pass. A stream
+ * An engine holds a target, sources of proposals or none, options, and the activations of one pass. A stream
  * (session.h) holds what a sequence of tokens leaves behind: caches, recurrent states, the source's context,
  * history, position, results. Streams of one engine take turns, at any verb and between any two cycles, and
  * give the bits that each gives alone. One thread uses an engine at a time. Models, source and backend are
@@ -26,19 +26,22 @@
 
 struct engine {
     struct model *target;
-    struct source *source; /* NULL: none */
+    struct source *source; /* the first; NULL: none */
     struct source *own;    /* NULL, or the same, to be freed with the engine */
+    struct session_source
+        by[SESSION_SOURCES]; /* [n_sources] what all streams have alike of each: no context */
+    int32_t n_sources;
     struct kn_backend *be;
     const struct kn_ops *op;
     struct session_options o; /* with defaults filled in */
     int32_t rows;             /* of the longest pass */
+    int32_t draft_reach;      /* positions that a row of a drafter's layer without a window sees; 0: all */
     int32_t positions;        /* that fit the caches: ctx, and what is written ahead of it */
     int32_t *d_pos;           /* device [positions]: 0, 1, 2, ... */
     int32_t *equal;           /* device [positions], of o.synthetic; NULL without it */
     struct work work;
     struct hidden hidden; /* fn NULL: not wanted */
-    int64_t width;        /* values of a row that a pass leaves for the source; 0: none */
-    float *features;      /* device [rows, width], of the last pass */
+    void *here[2];        /* device: a layer's keys and values at a time of those in the host's memory */
     float *logits;        /* device [SESSION_MAX_ROWS, n_vocab], of the last pass (target's or source's) */
     struct session *on;   /* the stream whose features and logits these are; NULL: none's */
     struct session *idle; /* slots without a stream: a list by session.next */
@@ -47,9 +50,9 @@ struct engine {
     uint64_t bytes;       /* of device memory taken, but for the slots' */
 };
 
-/* source: NULL without. What o's lists of types point at lives as long as the engine. ERR_USAGE: an option
- * out of range, or a source wants what is not left for it; ERR_FORMAT: the models do not fit (desc_pair);
- * ERR_IO, ERR_DEVICE: memory. */
+/* source: NULL without; with it come those beside it. What o's lists of types point at lives as long as the
+ * engine. ERR_USAGE: an option out of range, or a source wants what is not left for it; ERR_FORMAT: the
+ * models do not fit (desc_pair); ERR_IO, ERR_DEVICE: memory. */
 int engine_open(struct engine **g, struct model *target, struct source *source,
                 const struct session_options *o, struct err *e);
 /* Its streams have been freed. */

@@ -3,9 +3,9 @@
 
 #include "../base/mem.h"
 
-int late_open(struct session *s, struct late *x, struct err *e)
+int late_open(struct session *s, const struct session_source *by, struct late *x, struct err *e)
 {
-    const size_t bytes = LATE_ROWS * (size_t)s->g->width * sizeof(float);
+    const size_t bytes = LATE_ROWS * (size_t)by->width * sizeof(float);
     x->rows = s->op->alloc(s->be, bytes);
     if (!x->rows) return model_no_memory(s->be, e, "hidden states of a drafter");
     s->bytes += bytes;
@@ -18,10 +18,11 @@ void late_close(struct session *s, struct late *x)
     x->rows = NULL;
 }
 
-int late_keep(struct session *s, const struct late *x, const struct session_rows *r, struct err *e)
+int late_keep(struct session *s, const struct session_source *by, const struct late *x,
+              const struct session_rows *r, struct err *e)
 {
     const int32_t n = r->n < SESSION_MAX_ROWS ? r->n : SESSION_MAX_ROWS, from = r->n - n;
-    const int64_t width = s->g->width;
+    const int64_t width = by->width;
     int rc = s->op->keep(s->be, x->rows, LATE_ROWS, r->pos + from, r->features + from * width, n, width);
     return rc ? model_failed(s->target, "keep", rc, e) : 0;
 }
@@ -36,34 +37,36 @@ int session_clear_anchor(struct session *s, struct err *e)
     return rc ? model_failed(s->target, "upload", rc, e) : 0;
 }
 
-static float *last(const struct session *s, const struct late *x, int32_t n_past)
+static float *last(const struct session_source *by, const struct late *x, int32_t n_past)
 {
-    return x->rows + (n_past - 1) % LATE_ROWS * s->g->width;
+    return x->rows + (n_past - 1) % LATE_ROWS * by->width;
 }
 
-void *late_at(const struct session *s, const struct late *x, int32_t pos, size_t *n)
+void *late_at(const struct session_source *by, const struct late *x, int32_t pos, size_t *n)
 {
-    *n = (size_t)s->g->width * sizeof(float);
-    return last(s, x, pos + 1);
+    *n = (size_t)by->width * sizeof(float);
+    return last(by, x, pos + 1);
 }
 
-int late_save(struct session *s, const struct late *x, struct snap_writer *w, struct err *e)
+int late_save(struct session *s, const struct session_source *by, const struct late *x, struct snap_writer *w,
+              struct err *e)
 {
-    const size_t bytes = (size_t)s->g->width * sizeof(float);
+    const size_t bytes = (size_t)by->width * sizeof(float);
     float *row = mem_alloc(bytes);
     if (!row) return err_set(e, ERR_IO, "out of memory (a hidden state)");
-    int rc = s->op->download(s->be, row, last(s, x, s->n_past), bytes);
+    int rc = s->op->download(s->be, row, last(by, x, s->n_past), bytes);
     rc = rc ? model_failed(s->target, "download", rc, e) : snap_put(w, "DHID", row, bytes, e);
     mem_free(row);
     return rc;
 }
 
-int late_load(struct session *s, const struct late *x, struct state *st, struct err *e)
+int late_load(struct session *s, const struct session_source *by, const struct late *x, struct state *st,
+              struct err *e)
 {
-    const size_t bytes = (size_t)s->g->width * sizeof(float);
+    const size_t bytes = (size_t)by->width * sizeof(float);
     uint8_t *row = NULL;
     if (state_section(st, "DHID", bytes, e) || snap_read_section(&st->r, bytes, &row, e)) return -1;
-    int rc = s->op->upload(s->be, last(s, x, (int32_t)st->m.n_tokens), row, bytes);
+    int rc = s->op->upload(s->be, last(by, x, (int32_t)st->m.n_tokens), row, bytes);
     mem_free(row);
     return rc ? model_failed(s->target, "upload", rc, e) : 0;
 }

@@ -15,6 +15,7 @@ struct counter {
     struct kn_ops op; /* those that take memory; no other is ever called */
     const struct kn_memory *memory;
     uint64_t taken;             /* by alloc and weights */
+    uint64_t host;              /* of the host's memory */
     bool experts;               /* some were loaded */
     uint64_t scratch, products; /* each the largest that was asked for */
 };
@@ -22,8 +23,8 @@ struct counter {
 struct memory_planner {
     struct counter c;
     struct kn_backend *be;
-    struct model *target, *drafter;
-    uint64_t weights;
+    struct model *target, *drafter, *beside;
+    uint64_t weights, host;
 };
 
 static struct counter *counter_of(struct kn_backend *be)
@@ -42,6 +43,13 @@ static void *count_alloc(struct kn_backend *be, size_t bytes)
 static void count_free(struct kn_backend *be, void *p)
 {
     (void)be, (void)p;
+}
+
+static void *count_alloc_host(struct kn_backend *be, size_t bytes)
+{
+    static char nowhere;
+    counter_of(be)->host += bytes;
+    return &nowhere;
 }
 
 static int count_upload(struct kn_backend *be, void *dst, const void *host, size_t bytes)
@@ -92,13 +100,22 @@ static int count_reserve_delta(struct kn_backend *be, const struct kn_delta *sha
     return 0;
 }
 
+/* What w's experts take of the device where `host` of them stay in the host's memory. */
+static uint64_t experts_bytes(const struct counter *c, const struct kn_weight *w, int32_t host)
+{
+    const uint64_t places = host ? c->memory->alloc((size_t)w->n_mat * sizeof *w->places) : 0;
+    return places + c->memory->weight(w->type, w->n_in, w->n_out, w->n_mat - host, KN_USE_LINEAR);
+}
+
 static int count_experts(struct kn_backend *be, struct kn_weight *w, uint32_t type, int64_t n_in,
                          int64_t n_out, int32_t n_mat, const void *data)
 {
     struct counter *c = counter_of(be);
+    const int32_t host = c->head.n_hosted;
     (void)data;
-    *w = (struct kn_weight){.type = type, .n_in = n_in, .n_out = n_out, .n_mat = n_mat};
-    c->taken += c->memory->weight(type, n_in, n_out, n_mat, KN_USE_LINEAR);
+    *w = (struct kn_weight){.type = type, .n_in = n_in, .n_out = n_out, .n_mat = n_mat, .n_host = host};
+    c->taken += experts_bytes(c, w, host);
+    if (host) c->host += c->memory->weight(type, n_in, n_out, host, KN_USE_LINEAR);
     if (!c->experts && c->memory->experts) c->taken += c->memory->experts();
     c->experts = true;
     return 0;
@@ -126,6 +143,8 @@ static void counter_init(struct counter *c, struct kn_backend *be)
     c->op.counts = true;
     c->op.alloc = count_alloc;
     c->op.free = count_free;
+    if (c->op.alloc_host) c->op.alloc_host = count_alloc_host;
+    if (c->op.alloc_host) c->op.free_host = count_free;
     c->op.upload = count_upload;
     c->op.reserve = count_reserve;
     c->op.reserve_kv = count_reserve_kv;
@@ -144,22 +163,25 @@ static void counter_init(struct counter *c, struct kn_backend *be)
 
 /* ---- planners ---- */
 
-int memory_plan_open(struct memory_planner **out, struct kn_backend *be, const char *target,
-                     const char *drafter, const struct desc_override *drafter_override, struct err *e)
+int memory_plan_open(struct memory_planner **out, struct kn_backend *be, const struct memory_plan_of *of,
+                     struct err *e)
 {
-    const struct desc_override none = {.draft_causal = -1};
     struct memory_planner *p = mem_calloc(1, sizeof *p);
     *out = NULL;
     if (!p) return err_set(e, ERR_IO, "out of memory (a plan)");
     p->be = be;
     counter_init(&p->c, be);
     struct kn_backend *counting = (struct kn_backend *)(void *)&p->c;
-    if (model_load(&p->target, target, counting, &none, NULL, NULL, e) ||
-        (drafter && model_load(&p->drafter, drafter, counting, drafter_override, NULL, NULL, e))) {
+    if (model_open(&p->target, of->target, counting, of->target_override, e) ||
+        model_place_like(p->target, of->placed, e) || model_fill(p->target, NULL, NULL, e) ||
+        (of->drafter &&
+         model_load(&p->drafter, of->drafter, counting, of->drafter_override, NULL, NULL, e)) ||
+        (of->mtp && model_load(&p->beside, of->mtp, counting, of->mtp_override, NULL, NULL, e))) {
         memory_plan_close(p);
         return -1;
     }
     p->weights = p->c.taken;
+    p->host = p->c.host;
     *out = p;
     return 0;
 }
@@ -167,16 +189,19 @@ int memory_plan_open(struct memory_planner **out, struct kn_backend *be, const c
 void memory_plan_close(struct memory_planner *p)
 {
     if (!p) return;
+    model_free(p->beside);
     model_free(p->drafter);
     model_free(p->target);
     mem_free(p);
 }
 
-static uint64_t bytes_of(const struct memory_planner *p, const struct kn_kv *kv, int n)
+/* s: whose target's they are, or NULL. */
+static uint64_t bytes_of(const struct memory_planner *p, const struct session *s, const struct kn_kv *kv,
+                         int n)
 {
     uint64_t sum = 0;
     for (int i = 0; kv && i < n; i++)
-        if (kv[i].k)
+        if (kv[i].k && !(s && session_kv_is_host(s, i)))
             sum += p->c.memory->alloc(kn_kv_bytes(&kv[i], kv[i].type.k)) +
                    p->c.memory->alloc(kn_kv_bytes(&kv[i], kv[i].type.v));
     return sum;
@@ -190,13 +215,17 @@ int memory_plan_session(struct memory_planner *p, const struct session_options *
     memset(plan, 0, sizeof *plan);
     if (p->c.memory->query(p->be, &free_bytes, &total))
         return err_set(e, ERR_DEVICE, "%s: %s", p->c.op.name, kn_message(p->be));
-    p->c.taken = p->c.scratch = p->c.products = 0;
-    if (session_new(&s, p->target, p->drafter, o, e)) return -1;
-    plan->caches = bytes_of(p, s->kv, p->target->d->n_layer);
-    if (s->source && s->source->op->caches) {
+    p->c.taken = p->c.host = p->c.scratch = p->c.products = 0;
+    struct source by[PLAN_SOURCES] = {0};
+    if (p->drafter) by[0] = source_drafter(p->drafter);
+    if (p->beside) by[1] = source_drafter(p->beside), by[0].beside = &by[1];
+    if (session_over(&s, p->target, p->drafter ? by : NULL, o, e)) return -1;
+    plan->caches = bytes_of(p, s, s->kv, p->target->d->n_layer);
+    for (int32_t i = 0; i < s->n_sources; i++) {
         int32_t n;
-        const struct kn_kv *kv = s->source->op->caches(s, &n);
-        plan->caches += bytes_of(p, kv, n);
+        if (!by[i].op->caches) continue;
+        const struct kn_kv *kv = by[i].op->caches(s, &s->by[i], &n);
+        plan->caches += bytes_of(p, NULL, kv, n);
     }
     /* What is measured before the first cycle is recorded meanwhile: that the copy fits into the margin,
      * beside recordings and code, is not to be hoped for. */
@@ -209,6 +238,8 @@ int memory_plan_session(struct memory_planner *p, const struct session_options *
     plan->all = plan->weights + plan->caches + plan->activations + plan->scratch;
     plan->free = free_bytes;
     plan->total = total;
+    plan->host = p->c.host + (loaded ? 0 : p->host);
+    plan->host_free = mem_available();
     return 0;
 }
 
@@ -236,6 +267,28 @@ static bool fits_type(struct memory_planner *p, struct session_options o, uint32
            plan.caches < before->caches;
 }
 
+/* Would it with all caches in the host's memory that may be there? */
+static bool fits_host(struct memory_planner *p, struct session_options o, bool loaded,
+                      const struct memory_plan *before)
+{
+    struct memory_plan plan;
+    struct err none = {0};
+    o.kv_host = DESC_MAX_LAYERS;
+    return memory_plan_session(p, &o, loaded, &plan, &none) == 0 && plan.all <= plan.free &&
+           plan.caches < before->caches && (!plan.host_free || plan.host <= plan.host_free);
+}
+
+int memory_plan_kv_host(struct memory_planner *p, struct session_options *o, bool loaded, struct err *e)
+{
+    struct memory_plan plan;
+    for (uint64_t before = UINT64_MAX;; o->kv_host++) {
+        if (memory_plan_session(p, o, loaded, &plan, e)) return -1;
+        if (plan.all <= plan.free || (o->kv_host && plan.caches >= before))
+            return 0; /* the last was one more */
+        before = plan.caches;
+    }
+}
+
 static int32_t largest_context(struct memory_planner *p, const struct session_options *o, bool loaded)
 {
     int32_t low = 0, high = o->ctx; /* low fits (0: nothing known), high does not */
@@ -249,10 +302,33 @@ static int32_t largest_context(struct memory_planner *p, const struct session_op
     return low < 256 ? low : low / 256 * 256;
 }
 
+/* The least number of experts a layer that would have to stay in the host's memory for it to fit, and do; 0:
+ * none is enough. */
+static int32_t experts_to_move(const struct memory_planner *p, const struct memory_plan *plan)
+{
+    const struct model *m = p->target;
+    for (int32_t n = m->n_host + 1; n < m->d->n_expert; n++) {
+        uint64_t saved = 0, host = 0;
+        for (int32_t i = 0; i < m->d->n_layer; i++) {
+            const struct kn_weight *w[] = {&m->layer[i].gate_x, &m->layer[i].up_x, &m->layer[i].down_x};
+            for (int j = 0; j < 3 && m->d->layer[i].moe; j++) {
+                saved += experts_bytes(&p->c, w[j], m->n_host) - experts_bytes(&p->c, w[j], n);
+                host += p->c.memory->weight(w[j]->type, w[j]->n_in, w[j]->n_out, n, KN_USE_LINEAR);
+            }
+        }
+        if (plan->all <= plan->free + saved) return plan->host_free && host > plan->host_free ? 0 : n;
+    }
+    return 0;
+}
+
 int memory_plan_check(struct memory_planner *p, const struct session_options *o, bool loaded,
                       const struct memory_plan *plan, struct err *e)
 {
     const double gib = 1024.0 * 1024 * 1024;
+    if (plan->host_free && plan->host > plan->host_free)
+        return err_set(e, ERR_IO,
+                       "too little of the host's memory (expected %.2f GiB for what stays there, got %.2f)",
+                       (double)plan->host / gib, (double)plan->host_free / gib);
     if (plan->all <= plan->free) return 0;
     err_set(e, ERR_DEVICE,
             "%s: too little memory (expected %.2f GiB free for %d positions: weights %.2f, caches %.2f, "
@@ -262,7 +338,9 @@ int memory_plan_check(struct memory_planner *p, const struct session_options *o,
             (double)plan->free / gib, (double)plan->total / gib);
     if (fits_type(p, *o, KN_F16, loaded, plan)) return err_hint(e, "--kv f16 would fit");
     if (fits_type(p, *o, KN_Q8_0, loaded, plan)) return err_hint(e, "--kv q8_0 would fit");
-    int32_t ctx = largest_context(p, o, loaded);
+    if (fits_host(p, *o, loaded, plan)) return err_hint(e, "--kv-host would fit");
+    const int32_t ctx = largest_context(p, o, loaded), move = loaded ? 0 : experts_to_move(p, plan);
+    if (move > 0) return err_hint(e, "--experts-host %d would fit", move);
     if (ctx > 0) return err_hint(e, "--ctx %d would fit", ctx);
     if (plan->weights > plan->free)
         return err_hint(e, "the weights alone do not fit: a smaller type, or --device cpu");

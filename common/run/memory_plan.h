@@ -18,18 +18,31 @@ struct memory_plan { /* bytes */
                              are timed first a copy of the recurrent state */
     uint64_t all;
     uint64_t free, total; /* of the device, now */
+    uint64_t host;        /* of the host's memory, for what of this stays there */
+    uint64_t host_free;   /* 0: unknown */
 };
 
 struct memory_planner;
-/* drafter may be NULL. Errors: those of model_load. */
-int memory_plan_open(struct memory_planner **p, struct kn_backend *be, const char *target,
-                     const char *drafter, const struct desc_override *drafter_override, struct err *e);
+/* What a plan is of: paths of the files, and how each is read (NULL: as it says). drafter and mtp, an MTP
+ * block beside it, may be NULL. placed: NULL, or whose experts stay in the host's memory as the target's will
+ * (model_place). */
+struct memory_plan_of {
+    const char *target, *drafter, *mtp;
+    const struct desc_override *target_override, *drafter_override, *mtp_override;
+    const struct model *placed;
+};
+/* Errors: those of model_load. */
+int memory_plan_open(struct memory_planner **p, struct kn_backend *be, const struct memory_plan_of *of,
+                     struct err *e);
 void memory_plan_close(struct memory_planner *p);
 /* What a session with o takes, its models included where loaded is false. Errors: those of session_new. */
 int memory_plan_session(struct memory_planner *p, const struct session_options *o, bool loaded,
                         struct memory_plan *plan, struct err *e);
-/* 0 if it fits; else ERR_DEVICE: what is needed, what is free, and with what it would fit: the largest
- * context up to o->ctx, or a smaller cache type. */
+/* o->kv_host becomes the least number, from what it is, with which the session fits, or the most that helps.
+ * Errors: those of session_new. */
+int memory_plan_kv_host(struct memory_planner *p, struct session_options *o, bool loaded, struct err *e);
+/* 0 if it fits; else ERR_DEVICE (ERR_IO: the host's memory): what is needed, what is free, and with what it
+ * would fit: the largest context up to o->ctx, a smaller cache type, or more experts in the host's memory. */
 int memory_plan_check(struct memory_planner *p, const struct session_options *o, bool loaded,
                       const struct memory_plan *plan, struct err *e);
 

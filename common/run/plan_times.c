@@ -23,37 +23,41 @@ int32_t plan_times_context(int32_t bucket)
     return bucket ? PLAN_TIMES_FIRST << (bucket - 1) : 0;
 }
 
-static bool has_rows(const struct plan_times *t, int32_t b)
+static bool has_rows(const struct plan_times *t, int32_t b, int32_t unused)
 {
+    (void)unused;
     for (int32_t n = 2; n <= PLAN_TIMES_ROWS; n++)
         if (t->rows_s[b][n] > 0) return true;
     return false;
 }
 
-static bool has_plain(const struct plan_times *t, int32_t b)
+static bool has_plain(const struct plan_times *t, int32_t b, int32_t unused)
 {
+    (void)unused;
     return t->rows_s[b][1] > 0;
 }
 
-static bool has_draft(const struct plan_times *t, int32_t b)
+static bool has_draft(const struct plan_times *t, int32_t b, int32_t source)
 {
-    return t->draft_s[b] > 0;
+    return t->draft_s[source - 1][b] > 0;
 }
 
 /* The nearest bucket that has some: below, else above; -1: none. */
-static int32_t nearest(const struct plan_times *t, int32_t b, bool (*has)(const struct plan_times *, int32_t))
+static int32_t nearest(const struct plan_times *t, int32_t b,
+                       bool (*has)(const struct plan_times *, int32_t, int32_t), int32_t source)
 {
     for (int32_t i = b; i >= 0; i--)
-        if (has(t, i)) return i;
+        if (has(t, i, source)) return i;
     for (int32_t i = b + 1; i < PLAN_TIMES_BUCKETS; i++)
-        if (has(t, i)) return i;
+        if (has(t, i, source)) return i;
     return -1;
 }
 
 /* What is known of bucket "from", in bucket b. */
 static double moved(const struct plan_times *t, int32_t from, int32_t b, double s)
 {
-    return from != b && has_plain(t, from) && has_plain(t, b) ? s * t->rows_s[b][1] / t->rows_s[from][1] : s;
+    return from != b && has_plain(t, from, 0) && has_plain(t, b, 0) ? s * t->rows_s[b][1] / t->rows_s[from][1]
+                                                                    : s;
 }
 
 /* On the line through (i, a) and (k, b), a and b seconds. */
@@ -81,14 +85,14 @@ double plan_times_rows(const struct plan_times *t, int32_t n, int32_t context)
     const int32_t b = plan_times_bucket(context);
     n = n < 1 ? 1 : n > PLAN_TIMES_ROWS ? PLAN_TIMES_ROWS : n;
     if (t->rows_s[b][n] > 0) return t->rows_s[b][n];
-    const int32_t from = nearest(t, b, n == 1 ? has_plain : has_rows);
+    const int32_t from = nearest(t, b, n == 1 ? has_plain : has_rows, 0);
     return from < 0 ? 0 : moved(t, from, b, estimate(t->rows_s[from], n));
 }
 
-double plan_times_draft(const struct plan_times *t, int32_t context)
+double plan_times_draft(const struct plan_times *t, int32_t source, int32_t context)
 {
-    const int32_t b = plan_times_bucket(context), from = nearest(t, b, has_draft);
-    return from < 0 ? 0 : moved(t, from, b, t->draft_s[from]);
+    const int32_t b = plan_times_bucket(context), from = nearest(t, b, has_draft, source);
+    return from < 0 ? 0 : moved(t, from, b, t->draft_s[source - 1][from]);
 }
 
 bool plan_times_measured(const struct plan_times *t, int32_t n, int32_t context)
@@ -96,11 +100,12 @@ bool plan_times_measured(const struct plan_times *t, int32_t n, int32_t context)
     return n >= 1 && n <= PLAN_TIMES_ROWS && t->rows_s[plan_times_bucket(context)][n] > 0;
 }
 
-void plan_times_put(struct plan_times *t, int32_t context, double plain_s, double draft_s,
+void plan_times_put(struct plan_times *t, int32_t context, double plain_s, const double *draft_s,
                     const double *verify_s)
 {
     const int32_t b = plan_times_bucket(context);
-    t->draft_s[b] = draft_s, t->rows_s[b][1] = plain_s;
+    for (int32_t i = 0; i < PLAN_SOURCES; i++) t->draft_s[i][b] = draft_s[i];
+    t->rows_s[b][1] = plain_s;
     for (int32_t n = 2; n <= PLAN_TIMES_ROWS; n++) t->rows_s[b][n] = verify_s[n];
 }
 
@@ -123,9 +128,9 @@ void plan_times_seen_rows(struct plan_times *t, int32_t n, int32_t context, doub
         correct(&t->rows_s[plan_times_bucket(context)][n], plan_times_rows(t, n, context), s);
 }
 
-void plan_times_seen_draft(struct plan_times *t, int32_t context, double s)
+void plan_times_seen_draft(struct plan_times *t, int32_t source, int32_t context, double s)
 {
-    correct(&t->draft_s[plan_times_bucket(context)], plan_times_draft(t, context), s);
+    correct(&t->draft_s[source - 1][plan_times_bucket(context)], plan_times_draft(t, source, context), s);
 }
 
 void plan_times_seen_overhead(struct plan_times *t, double s)
@@ -133,12 +138,13 @@ void plan_times_seen_overhead(struct plan_times *t, double s)
     correct(&t->overhead_s, t->overhead_s, s);
 }
 
-int plan_times_check(const struct plan_times *t, bool drafter, struct err *e)
+int plan_times_check(const struct plan_times *t, int32_t drafters, struct err *e)
 {
-    const char *missing = nearest(t, 0, has_plain) < 0              ? "a plain step"
-                          : nearest(t, 0, has_rows) < 0             ? "a verify of two rows or more"
-                          : drafter && nearest(t, 0, has_draft) < 0 ? "a draft"
-                                                                    : NULL;
+    const char *missing = nearest(t, 0, has_plain, 0) < 0                   ? "a plain step"
+                          : nearest(t, 0, has_rows, 0) < 0                  ? "a verify of two rows or more"
+                          : drafters > 0 && nearest(t, 0, has_draft, 1) < 0 ? "a draft"
+                          : drafters > 1 && nearest(t, 0, has_draft, 2) < 0 ? "a draft of the second drafter"
+                                                                            : NULL;
     if (!missing) return 0;
     return err_set(e, ERR_USAGE, "times of plans%s%s: no time of %s (expected one in some context)",
                    *t->of ? " of " : "", t->of, missing);
@@ -185,6 +191,23 @@ static int verify_of(struct plan_times *t, int32_t b, const json_t *o, const cha
     return 0;
 }
 
+/* A number, or one a drafter. */
+static int drafts_of(struct plan_times *t, int32_t b, const json_t *o, const char *where, struct err *e)
+{
+    const json_t *list = json_object_get(o, "draft_s");
+    if (!json_is_array(list)) return seconds(o, where, "draft_s", false, 0, &t->draft_s[0][b], e);
+    if (json_array_size(list) != PLAN_SOURCES)
+        return json_wrong(where, "draft_s", "seconds, or two of them", list, e);
+    for (size_t i = 0; i < PLAN_SOURCES; i++) {
+        const json_t *j = json_array_get(list, i);
+        const double s = json_number_value(j);
+        if (!json_is_number(j) || !(s > 0) || s > 3600)
+            return json_wrong(where, "draft_s", "seconds, above 0, at most 3600", j, e);
+        t->draft_s[i][b] = s;
+    }
+    return 0;
+}
+
 static int bucket_of(struct plan_times *t, const json_t *o, const char *where, int32_t *before, struct err *e)
 {
     static const char *const keys[] = {"context", "plain_s", "draft_s", "verify", NULL};
@@ -198,8 +221,7 @@ static int bucket_of(struct plan_times *t, const json_t *o, const char *where, i
     if (b <= *before)
         return json_wrong(where, "context", "a context above that of the bucket before", context, e);
     *before = b;
-    if (seconds(o, where, "plain_s", false, -1, &t->rows_s[b][1], e) ||
-        seconds(o, where, "draft_s", false, 0, &t->draft_s[b], e))
+    if (seconds(o, where, "plain_s", false, -1, &t->rows_s[b][1], e) || drafts_of(t, b, o, where, e))
         return -1;
     return verify_of(t, b, o, where, e);
 }
@@ -226,7 +248,7 @@ static int read_root(struct plan_times *t, const json_t *root, const char *name,
         if (bucket_of(t, json_array_get(list, i), where, &before, e)) return -1;
     }
     for (int32_t b = 0; b < PLAN_TIMES_BUCKETS; b++)
-        if (has_rows(t, b)) return 0;
+        if (has_rows(t, b, 0)) return 0;
     return err_set(e, ERR_FORMAT, "%s: verify (expected a time of two rows or more in some bucket, got none)",
                    name);
 }
@@ -256,7 +278,11 @@ static json_t *bucket_json(const struct plan_times *t, int32_t b)
     json_t *o = json_object(), *list = json_array();
     json_object_set_new(o, "context", json_integer(plan_times_context(b)));
     json_object_set_new(o, "plain_s", json_real(plan_times_rows(t, 1, plan_times_context(b))));
-    if (has_draft(t, b)) json_object_set_new(o, "draft_s", json_real(t->draft_s[b]));
+    json_t *of_first = has_draft(t, b, 1) ? json_real(t->draft_s[0][b]) : NULL;
+    if (of_first && has_draft(t, b, 2))
+        json_object_set_new(o, "draft_s", json_pack("[of]", of_first, t->draft_s[1][b]));
+    else if (of_first)
+        json_object_set_new(o, "draft_s", of_first);
     for (int32_t n = 2; n <= PLAN_TIMES_ROWS; n++)
         if (t->rows_s[b][n] > 0) json_array_append_new(list, json_pack("[if]", n, t->rows_s[b][n]));
     json_object_set_new(o, "verify", list);
@@ -272,7 +298,7 @@ char *plan_times_text(const struct plan_times *t)
     if (*t->of) json_object_set_new(root, "of", json_string(t->of));
     json_object_set_new(root, "overhead_s", json_real(t->overhead_s));
     for (int32_t b = 0; b < PLAN_TIMES_BUCKETS; b++)
-        if (has_plain(t, b) || has_draft(t, b) || has_rows(t, b))
+        if (has_plain(t, b, 0) || has_draft(t, b, 1) || has_rows(t, b, 0))
             json_array_append_new(list, bucket_json(t, b));
     json_object_set_new(root, "buckets", list);
     return json_exact(root, failures);
@@ -280,6 +306,6 @@ char *plan_times_text(const struct plan_times *t)
 
 int plan_times_write(const struct plan_times *t, const char *path, bool force, struct err *e)
 {
-    if (plan_times_check(t, false, e)) return -1;
+    if (plan_times_check(t, 0, e)) return -1;
     return json_put_file(plan_times_text(t), path, force, e);
 }

@@ -24,7 +24,7 @@
  *     "buckets": [                               one or more, contexts rising
  *       {"context": 0,                           from here on: 0, or 2048 times a power of two
  *        "plain_s": 0.00137,
- *        "draft_s": 0.00055,                     optional: no drafter
+ *        "draft_s": 0.00055,                     optional: no drafter; of two [0.00055, 0.0011]
  *        "verify": [[2, 0.00175], [4, 0.0018]]}  rows and seconds, rows rising, 2 to 64
  *     ]
  *   }
@@ -35,6 +35,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "../base/err.h"
+#include "planner.h"
 
 enum {
     PLAN_TIMES_ROWS = 64,    /* the most rows of a verify */
@@ -44,9 +45,9 @@ enum {
 };
 
 struct plan_times {
-    char of[PLAN_TIMES_OF];             /* what was measured; "" where nobody said */
-    double overhead_s;                  /* the round trip */
-    double draft_s[PLAN_TIMES_BUCKETS]; /* 0: not measured */
+    char of[PLAN_TIMES_OF];                           /* what was measured; "" where nobody said */
+    double overhead_s;                                /* the round trip */
+    double draft_s[PLAN_SOURCES][PLAN_TIMES_BUCKETS]; /* of each drafter; 0: not measured */
     double rows_s[PLAN_TIMES_BUCKETS]
                  [PLAN_TIMES_ROWS + 1]; /* [n]: of n rows, [1] a plain step; 0: not measured */
 };
@@ -55,27 +56,27 @@ struct plan_times {
 int32_t plan_times_bucket(int32_t context);
 int32_t plan_times_context(int32_t bucket);
 
-/* Seconds of n rows (1: a plain step) and of a draft at a context. 0 where no bucket has any. Rows below 1
- * count as 1, above PLAN_TIMES_ROWS as that many. */
+/* Seconds of n rows (1: a plain step) and of a draft, by the drafter with that number from 1, at a context. 0
+ * where no bucket has any. Rows below 1 count as 1, above PLAN_TIMES_ROWS as that many. */
 double plan_times_rows(const struct plan_times *t, int32_t n, int32_t context);
-double plan_times_draft(const struct plan_times *t, int32_t context);
+double plan_times_draft(const struct plan_times *t, int32_t source, int32_t context);
 /* Were n rows measured in the bucket of that context? */
 bool plan_times_measured(const struct plan_times *t, int32_t n, int32_t context);
 
-/* What was measured at a context: a plain step, a draft (0: none), and verifies by rows, [PLAN_TIMES_ROWS +
- * 1], 0 where not measured; [0] and [1] are not read. Replaces what the bucket had. */
-void plan_times_put(struct plan_times *t, int32_t context, double plain_s, double draft_s,
+/* What was measured at a context: a plain step, drafts ([PLAN_SOURCES], 0: none), and verifies by rows,
+ * [PLAN_TIMES_ROWS + 1], 0 where not measured; [0] and [1] are not read. Replaces what the bucket had. */
+void plan_times_put(struct plan_times *t, int32_t context, double plain_s, const double *draft_s,
                     const double *verify_s);
 
 /* Stamps. The first one of what was not measured is taken as it is (but see above); those that are no
  * positive number are ignored. */
 void plan_times_seen_rows(struct plan_times *t, int32_t n, int32_t context, double s);
-void plan_times_seen_draft(struct plan_times *t, int32_t context, double s);
+void plan_times_seen_draft(struct plan_times *t, int32_t source, int32_t context, double s);
 void plan_times_seen_overhead(struct plan_times *t, double s);
 
-/* ERR_USAGE naming what is missing: a plain step, a verify of two rows or more, and, with a drafter, a
- * draft. */
-int plan_times_check(const struct plan_times *t, bool drafter, struct err *e);
+/* ERR_USAGE naming what is missing: a plain step, a verify of two rows or more, and, with drafters, a
+ * draft of each. */
+int plan_times_check(const struct plan_times *t, int32_t drafters, struct err *e);
 
 /* Read FILE. ERR_FORMAT naming the file, the key, what was expected and what is there; ERR_IO. */
 int plan_times_read(struct plan_times *t, const char *path, struct err *e);

@@ -1,8 +1,8 @@
 /* planner.h - what a cycle is to do, and who decides it.
  *
- * A plan is one cycle's: does the source propose, how many rows does the target run, and, where they are not
- * a chain, what stands behind what. It may change from cycle to cycle. No output depends on it, only speed:
- * the rows that stay are those that the target's picks agree with, whichever were tried.
+ * A plan is one cycle's: which source proposes, if any, how many rows does the target run, and, where they
+ * are not a chain, what stands behind what. It may change from cycle to cycle. No output depends on it, only
+ * speed: the rows that stay are those that the target's picks agree with, whichever were tried.
  *
  * A planner makes plans, in two steps where it likes: a plan may leave the rows open (rows 0) until the
  * proposals are there, and then the planner chooses, knowing how sure they are (struct plan_offer). When a
@@ -15,18 +15,21 @@
 #include <stdint.h>
 #include "../base/err.h"
 
+enum { PLAN_SOURCES = 2 }; /* that may take turns, at most */
+
 struct plan {
-    bool draft;   /* the source proposes; else the anchor runs alone, and rows is 1, or 0 for what a
-                     look-up may find */
-    int32_t rows; /* that the target runs at most, 1 to the source's: the anchor, then proposals.
-                     0: asked for when the proposals are there (planner.choose). Without a draft
-                     such a cycle need not wait to be asked: where look-ups find nothing behind the
-                     token before, it is a row alone, started ahead */
+    int32_t draft; /* the number of the source that proposes, from 1; 0: the anchor runs alone, and rows is 1,
+                      or 0 for what a look-up may find */
+    int32_t rows;  /* that the target runs at most, 1 to that source's: the anchor, then proposals.
+                      0: asked for when the proposals are there (planner.choose). Without a draft
+                      such a cycle need not wait to be asked: where look-ups find nothing behind the
+                      token before, it is a row alone, started ahead */
 };
 
 /* What may stand behind an anchor: a drafter's chain, a look-up's chain, both or none. */
 struct plan_offer {
     int32_t pos;       /* of the anchor */
+    int32_t source;    /* the drafter that was asked, its number from 1; 0: none */
     int32_t n_draft;   /* proposals of the drafter; 0: not asked, or unusable */
     const float *logp; /* [n_draft] natural log of the probability that the drafter gave its proposal; NaN
                           where it is not known */
@@ -36,6 +39,11 @@ struct plan_offer {
     const float *top; /* NULL, or [n_draft, n_top]: of each place the drafter's candidates, falling. The first
                          is its proposal. -Inf: none */
     int32_t n_top;
+    /* NULL: top holds whatever stands before a place. Else top is behind the proposals, and this is the row
+     * of place j behind candidate rank, not 0, of the place before: [n_top] in the order of top's ids, not
+     * falling. It stays until the next call. */
+    const float *(*behind)(void *ctx, int32_t j, int32_t rank);
+    void *behind_ctx;
 };
 
 /* A row of a tree: a candidate of the place behind its parent's. */
@@ -55,7 +63,7 @@ struct plan_choice {
 struct plan_result {
     struct plan_offer offer; /* n_draft and n_look 0 where none was asked */
     struct plan_choice choice;
-    bool drafted;
+    bool drafted;        /* by offer.source */
     int32_t kept;        /* rows that stay, the anchor's among them */
     int32_t labelled;    /* slots with a label: the first so many proposals of the chosen chain (the drafter's
                             where one row ran) were compared with a pick while what stands before matched. The
@@ -70,8 +78,8 @@ struct plan_result {
     double draft_s, wait_s, verify_s, commit_s, idle_s;
 };
 
-/* ERR_USAGE: rows out of range (most: of the source; 1 without one), or proposals that nobody makes. look:
- * there are look-ups beside it, whose rows are always left open. */
+/* ERR_USAGE: rows out of range (most: of the source that the plan names; 1 without one), or proposals that
+ * nobody makes. look: there are look-ups beside it, whose rows are always left open. */
 int plan_check(const struct plan *p, int32_t most, bool look, struct err *e);
 /* ERR_USAGE: rows that the offer has no proposals for. */
 int plan_choice_check(const struct plan_choice *c, const struct plan_offer *o, struct err *e);
@@ -96,7 +104,7 @@ void planner_fixed(void *ctx, struct plan *p);
  * end the next one doubles, a short match costs little, and few row counts are recorded. */
 #define PLAN_LOOK_MATCH 8 /* default of match */
 struct plan_looks {
-    bool draft;
+    int32_t draft;
     int32_t width; /* rows of a draft, at most */
     int32_t rows;  /* of a look-up's chain, at most */
     int32_t match;

@@ -26,6 +26,12 @@
 #define TREE_BESIDE 0.7    /* what children of second choices are over those of first ones, before */
 #define TREE_LABELS 4.     /* that these two stand for */
 #define TREE_FADE 0.98     /* of what was seen of them, a label */
+#define TRIALS 3           /* trials of the other drafter that its average remembers */
+#define TRIAL_FIRST 3      /* cycles between two of them, before there were as many, */
+#define TRIAL_MOST 128     /* and at most */
+#define MUCH_WORSE 1.      /* the wait grows faster where the other's gains are so much smaller */
+#define TRIAL_LOST 8       /* cycles after which a trial that was planned is not to come */
+#define BETTER 0.05        /* by so much the other's gains are to be larger */
 #define WAIT_SHARE 0.007   /* of the time, that probes take when the wait has stopped doubling */
 
 int32_t planner_auto_counts(int32_t block, bool look, bool records, int32_t *counts)
@@ -60,8 +66,26 @@ static int trees_init(struct planner_auto *a, const struct planner_auto_options 
         a->tree_counts[a->n_tree_counts++] = counts[i];
     if (o->tree) a->tree_counts[a->n_tree_counts++] = o->tree + 1;
     a->any_ratio = TREE_RATIO;
-    a->sibling[0] = a->sibling[1] = a->beside[0] = a->beside[1] = TREE_LABELS;
-    a->sibling[0] *= TREE_SIBLING, a->beside[0] *= TREE_BESIDE;
+    return 0;
+}
+
+static int drafters_init(struct planner_auto *a, const struct planner_auto_options *o, struct err *e)
+{
+    const int32_t blocks[PLAN_SOURCES] = {o->block, o->beside};
+    a->n_drafters = !o->drafter ? 0 : o->beside ? 2 : 1;
+    a->turn = 1, a->trial_wait = TRIAL_FIRST;
+    for (int32_t i = 0; i < PLAN_SOURCES; i++) {
+        struct planner_auto_drafter *y = &a->by[i];
+        y->block = 1;
+        y->bucket = calibration_bucket(i + 1, o->temperature, o->draft_greedy);
+        y->sibling[0] = TREE_LABELS * TREE_SIBLING, y->sibling[1] = TREE_LABELS;
+        y->beside[0] = TREE_LABELS * TREE_BESIDE, y->beside[1] = TREE_LABELS;
+        if (i >= a->n_drafters) continue;
+        if (blocks[i] < 2 || blocks[i] > PLAN_TIMES_ROWS)
+            return err_set(e, ERR_USAGE, "rows of a block of plans (expected 2 to %d, got %d)",
+                           PLAN_TIMES_ROWS, blocks[i]);
+        y->block = blocks[i];
+    }
     return 0;
 }
 
@@ -77,19 +101,15 @@ int planner_auto_init(struct planner_auto *a, const struct planner_auto_options 
             return err_set(e, ERR_USAGE, "row count %d of plans (expected %d to %d, got %d)", i, before + 1,
                            PLAN_TIMES_ROWS, o->counts[i]);
     }
-    if (o->drafter && (o->block < 2 || o->block > PLAN_TIMES_ROWS))
-        return err_set(e, ERR_USAGE, "rows of a block of plans (expected 2 to %d, got %d)", PLAN_TIMES_ROWS,
-                       o->block);
-    if (plan_times_check(o->times, o->drafter, e)) return -1;
+    if (drafters_init(a, o, e) || plan_times_check(o->times, a->n_drafters, e)) return -1;
     a->times = *o->times;
     if (o->calibration)
         a->calibration = *o->calibration;
     else
         calibration_init(&a->calibration);
-    a->bucket = calibration_bucket(o->temperature, o->draft_greedy);
     if (o->n_counts) memcpy(a->counts, o->counts, (size_t)o->n_counts * sizeof *o->counts);
-    a->n_counts = o->n_counts, a->block = o->drafter ? o->block : 1;
-    a->fixed = o->fixed, a->drafter = o->drafter, a->look = o->look;
+    a->n_counts = o->n_counts;
+    a->fixed = o->fixed, a->look = o->look;
     a->drafting = o->drafter;
     if (trees_init(a, o, e)) return -1;
     a->off = o->drafter ? AUTO_ON : AUTO_NO_DRAFTER;
@@ -105,10 +125,16 @@ struct worth {
     double lambda;
 };
 
-static struct worth worth_at(const struct planner_auto *a, int32_t pos)
+/* Of the drafter that an offer is of; where none was asked, of the one whose turn it is. */
+static int32_t drafter_of(const struct planner_auto *a, const struct plan_offer *o)
+{
+    return o->source ? o->source : a->turn;
+}
+
+static struct worth worth_at(const struct planner_auto *a, int32_t source, int32_t pos)
 {
     struct worth w = {.plain_s = plan_times_rows(&a->times, 1, pos),
-                      .draft_s = plan_times_draft(&a->times, pos) + a->times.overhead_s};
+                      .draft_s = plan_times_draft(&a->times, source, pos) + a->times.overhead_s};
     w.lambda = 1 / w.plain_s;
     if (a->elapsed > 0 && a->emitted / a->elapsed > w.lambda) w.lambda = a->emitted / a->elapsed;
     return w;
@@ -155,20 +181,49 @@ static double choice_s(const struct planner_auto *a, const struct plan_choice *c
     return c->nodes ? tree_rows_s(a, c->rows, pos) : plan_times_rows(&a->times, c->rows, pos);
 }
 
-/* Of each place's candidates the logs of their h, [n, n_top] in a->h. */
+/* Of a row of candidates the logs of their h, where that of candidate first is known; the others share what
+ * is left as the drafter has it, times what was seen of that. */
+static void row_chances(const struct planner_auto *a, const struct planner_auto_drafter *y, const float *row,
+                        int32_t n, int32_t first, double first_h, float *h)
+{
+    const double sibling = y->sibling[0] / y->sibling[1], left = fmax(-expm1((double)row[first]), 1e-6),
+                 share = (1 - first_h) * sibling / left;
+    (void)a;
+    for (int32_t i = 0; i < n; i++) {
+        const double p = i == first ? fmax(first_h, 1e-6) : fmin(share * exp((double)row[i]), 1 - first_h);
+        h[i] = p > 1e-6 ? (float)log(p) : i == first ? (float)log(1e-6) : -INFINITY;
+    }
+}
+
+static int32_t likeliest(const float *row, int32_t n)
+{
+    int32_t best = 0;
+    for (int32_t i = 1; i < n; i++)
+        if (row[i] > row[best]) best = i;
+    return best;
+}
+
+/* Of each place's candidates behind the proposals, [n, n_top] in a->h. */
 static void tree_chances(struct planner_auto *a, const struct plan_offer *o, const double *draft, int32_t n)
 {
-    const double sibling = a->sibling[0] / a->sibling[1];
-    for (int32_t j = 0; j < n; j++) {
-        const float *top = o->top + (int64_t)j * o->n_top;
-        float *h = a->h + (int64_t)j * o->n_top;
-        const double left = fmax(-expm1((double)top[0]), 1e-6), share = (1 - draft[j]) * sibling / left;
-        h[0] = (float)log(fmax(draft[j], 1e-6));
-        for (int32_t i = 1; i < o->n_top; i++) {
-            const double p = fmin(share * exp((double)top[i]), 1 - draft[j]);
-            h[i] = p > 1e-6 ? (float)log(p) : -INFINITY;
-        }
-    }
+    const struct planner_auto_drafter *y = &a->by[drafter_of(a, o) - 1];
+    for (int32_t j = 0; j < n; j++)
+        row_chances(a, y, o->top + (int64_t)j * o->n_top, o->n_top, 0, draft[j],
+                    a->h + (int64_t)j * o->n_top);
+}
+
+/* The same behind another candidate, for which the drafter says what it thinks: h of its likeliest as of a
+ * proposal. */
+static const float *chances_behind(void *ctx, int32_t j, int32_t rank)
+{
+    struct planner_auto *a = ctx;
+    const struct plan_offer *o = a->grown_of;
+    const struct planner_auto_drafter *y = &a->by[drafter_of(a, o) - 1];
+    const float *row = o->behind(o->behind_ctx, j, rank);
+    const int32_t first = likeliest(row, o->n_top);
+    const double h = calibration_draft(&a->calibration, y->bucket, j + 1, (double)row[first], OPTIMISM);
+    row_chances(a, y, row, o->n_top, first, h, a->row_h);
+    return a->row_h;
 }
 
 /* The best tree, as best_of; it is left in a->chosen, *rows 1 where none is better than one row. */
@@ -181,7 +236,10 @@ static double best_tree(struct planner_auto *a, const struct worth *w, const str
     if (!a->tree || !o->top || n < 1 || o->n_top > TREE_CANDIDATES) return worth;
     tree_chances(a, o, draft, n);
     tree_begin(&a->grown, a->h, n, o->n_top, a->seed);
-    a->grown.beside = log(a->beside[0] / a->beside[1]);
+    a->grown_of = o;
+    if (o->behind) a->grown.behind = chances_behind, a->grown.behind_ctx = a;
+    const struct planner_auto_drafter *y = &a->by[drafter_of(a, o) - 1];
+    a->grown.beside = log(y->beside[0] / y->beside[1]);
     for (int32_t i = 0; i < a->n_tree_counts; i++) {
         while (a->grown.n < a->tree_counts[i] && tree_add(&a->grown, &reach, &depth))
             sum += reach, squares += (2 * depth - 1) * reach;
@@ -197,12 +255,32 @@ static double best_tree(struct planner_auto *a, const struct worth *w, const str
     return worth;
 }
 
+/* Behind a second choice: was the pick what was likeliest there? first: h of the proposal of that place.
+ * Where the drafter knows what stands before it, and the pick before was none of its candidates, nothing was
+ * said. */
+static void seen_beside(const struct planner_auto *a, struct planner_auto_drafter *y,
+                        const struct plan_result *r, int32_t j, double first)
+{
+    const struct plan_offer *o = &r->offer;
+    const int32_t before = r->ranks[j - 1];
+    int32_t best = 0;
+    if (o->behind && before < 0) return;
+    if (o->behind && before > 0) {
+        const float *row = o->behind(o->behind_ctx, j, before);
+        best = likeliest(row, o->n_top);
+        first = calibration_draft(&a->calibration, y->bucket, j + 1, (double)row[best], 0);
+    }
+    y->beside[0] = TREE_FADE * y->beside[0] + (r->ranks[j] == best);
+    y->beside[1] = TREE_FADE * y->beside[1] + first;
+}
+
 /* What came of a tree: its rows' time, and candidates that the picks were. */
 static void seen_tree(struct planner_auto *a, const struct plan_result *r)
 {
     const struct plan_offer *o = &r->offer;
     const double chain_s = plan_times_rows(&a->times, r->choice.rows, o->pos),
                  ratio = chain_s > 0 ? (r->verify_s + r->commit_s) / chain_s : 0;
+    struct planner_auto_drafter *y = &a->by[drafter_of(a, o) - 1];
     double *own = &a->tree_ratio[r->choice.rows];
     bool off = false;
     if (!a->fixed && ratio > 0) {
@@ -212,15 +290,14 @@ static void seen_tree(struct planner_auto *a, const struct plan_result *r)
     }
     for (int32_t j = 0; r->ranks && o->top && j < r->labelled; j++) {
         const float *top = o->top + (int64_t)j * o->n_top;
-        const double first = calibration_draft(&a->calibration, a->bucket, j + 1, o->logp[j], 0);
+        const double first = calibration_draft(&a->calibration, y->bucket, j + 1, o->logp[j], 0);
         if (off) {
-            a->beside[0] = TREE_FADE * a->beside[0] + (r->ranks[j] == 0);
-            a->beside[1] = TREE_FADE * a->beside[1] + first;
+            seen_beside(a, y, r, j, first);
         } else if (r->ranks[j]) {
             double others = 0;
             for (int32_t i = 1; i < o->n_top; i++) others += exp((double)top[i]);
-            a->sibling[0] = TREE_FADE * a->sibling[0] + (r->ranks[j] > 0);
-            a->sibling[1] = TREE_FADE * a->sibling[1] + fmin(others / fmax(-expm1((double)top[0]), 1e-6), 1);
+            y->sibling[0] = TREE_FADE * y->sibling[0] + (r->ranks[j] > 0);
+            y->sibling[1] = TREE_FADE * y->sibling[1] + fmin(others / fmax(-expm1((double)top[0]), 1e-6), 1);
         }
         off = off || r->ranks[j] != 0;
     }
@@ -230,10 +307,11 @@ static void seen_tree(struct planner_auto *a, const struct plan_result *r)
 static void chances(const struct planner_auto *a, const struct plan_offer *o, double *draft, double *look,
                     int32_t *n_draft, int32_t *n_look)
 {
-    *n_draft = o->n_draft < a->block ? o->n_draft : a->block - 1;
+    const struct planner_auto_drafter *y = &a->by[drafter_of(a, o) - 1];
+    *n_draft = o->n_draft < y->block ? o->n_draft : y->block - 1;
     *n_look = o->n_look < CALIBRATION_SLOTS ? o->n_look : CALIBRATION_SLOTS;
     for (int32_t j = 0; j < *n_draft; j++)
-        draft[j] = calibration_draft(&a->calibration, a->bucket, j + 1, o->logp[j], OPTIMISM);
+        draft[j] = calibration_draft(&a->calibration, y->bucket, j + 1, o->logp[j], OPTIMISM);
     for (int32_t j = 0; j < *n_look; j++) look[j] = calibration_look(&a->calibration, o->match, j + 1);
     for (int32_t j = 0; j < o->agree && j < *n_draft && j < *n_look; j++)
         draft[j] = look[j] = draft[j] > look[j] ? draft[j] : look[j];
@@ -248,7 +326,7 @@ static struct bet bet_of(const struct worth *w, double lost, double allowed)
 /* What drafting gains where this was offered, in tokens a cycle. */
 static double gain_of(struct planner_auto *a, const struct plan_offer *o)
 {
-    const struct worth w = worth_at(a, o->pos);
+    const struct worth w = worth_at(a, drafter_of(a, o), o->pos);
     double draft[CALIBRATION_SLOTS], look[CALIBRATION_SLOTS];
     int32_t n_draft, n_look, rows;
     chances(a, o, draft, look, &n_draft, &n_look);
@@ -263,14 +341,14 @@ static double gain_of(struct planner_auto *a, const struct plan_offer *o)
 
 static double probe_s(const struct planner_auto *a)
 {
-    const struct worth w = worth_at(a, a->pos);
+    const struct worth w = worth_at(a, a->turn, a->pos);
     return a->n_counts ? w.draft_s + plan_times_rows(&a->times, a->counts[0], a->pos) - w.plain_s : 0;
 }
 
 /* Is there room for a draft that nothing comes of? */
 static bool has_room(const struct planner_auto *a)
 {
-    const struct worth w = worth_at(a, a->pos);
+    const struct worth w = worth_at(a, a->turn, a->pos);
     return a->lost + w.draft_s / w.plain_s < ALLOWED;
 }
 
@@ -280,8 +358,21 @@ static void leave(struct planner_auto *a, int why)
     if (a->stay < 0) a->stats.draft_lost_s -= a->stay * plan_times_rows(&a->times, 1, a->pos);
     if (a->stay > 1) a->interval = WAIT_FIRST;
     a->waited = 0;
-    a->off = why, a->off_gain = a->gain;
-    a->n_gain = 0, a->regret = 0, a->stay = 0;
+    a->off = why, a->off_gain = a->by[a->turn - 1].gain;
+    for (int32_t i = 0; i < a->n_drafters; i++) a->by[i].n_gain = 0;
+    a->regret = 0, a->stay = 0, a->trial_wait = TRIAL_FIRST;
+}
+
+/* The other drafter; 0: there is none. */
+static int32_t other(const struct planner_auto *a)
+{
+    return a->n_drafters > 1 ? PLAN_SOURCES + 1 - a->turn : 0;
+}
+
+static void take_turns(struct planner_auto *a)
+{
+    a->turn = other(a);
+    a->regret = 0, a->rested = 0, a->trial_wait = TRIAL_FIRST;
 }
 
 /* Seconds that probes may lose now. */
@@ -302,9 +393,17 @@ static void auto_next(void *ctx, struct plan *p)
     *p = (struct plan){0};
     if (a->drafting && !has_room(a)) leave(a, AUTO_SPENT);
     if (a->drafting) {
-        p->draft = true;
-    } else if (a->drafter && wants_probe(a)) {
-        p->draft = a->asked = true;
+        p->draft = a->turn;
+        a->rested++;
+        if (a->trying && a->rested > TRIAL_LOST) a->trying = false; /* a stream ended before it */
+        if (other(a) && !a->trying && a->rested > a->trial_wait) {
+            p->draft = other(a);
+            a->trying = true;
+            a->rested = 0;
+        }
+    } else if (a->n_drafters && wants_probe(a)) {
+        p->draft = a->turn;
+        a->asked = true;
         a->waited = 0;
     }
     p->rows = p->draft || a->look ? 0 : 1;
@@ -313,7 +412,7 @@ static void auto_next(void *ctx, struct plan *p)
 static void auto_choose(void *ctx, const struct plan_offer *o, struct plan_choice *c)
 {
     struct planner_auto *a = ctx;
-    const struct worth w = worth_at(a, o->pos);
+    const struct worth w = worth_at(a, drafter_of(a, o), o->pos);
     const bool probe = o->n_draft && !a->drafting && a->asked;
     double draft[CALIBRATION_SLOTS], look[CALIBRATION_SLOTS];
     int32_t n_draft, n_look, draft_rows, look_rows;
@@ -347,7 +446,8 @@ static void auto_choose(void *ctx, const struct plan_offer *o, struct plan_choic
 static double cost_of(const struct planner_auto *a, const struct plan_result *r, double *draft_s)
 {
     const int32_t pos = r->offer.pos;
-    const double expected_draft_s = r->drafted ? plan_times_draft(&a->times, pos) + a->times.overhead_s : 0;
+    const double expected_draft_s =
+        r->drafted ? plan_times_draft(&a->times, drafter_of(a, &r->offer), pos) + a->times.overhead_s : 0;
     const double expected_s =
         expected_draft_s + choice_s(a, &r->choice, pos) + (a->look && !r->drafted ? a->times.overhead_s : 0);
     *draft_s = a->fixed ? expected_draft_s : fmin(r->draft_s + r->wait_s, 2 * expected_draft_s);
@@ -362,7 +462,7 @@ static void correct_times(struct planner_auto *a, const struct plan_result *r)
     if ((!r->drafted || r->choice.rows > 1) && !r->choice.nodes)
         plan_times_seen_rows(&a->times, r->choice.rows, pos, r->verify_s + r->commit_s);
     if (!r->drafted) return;
-    plan_times_seen_draft(&a->times, pos, r->draft_s);
+    plan_times_seen_draft(&a->times, drafter_of(a, &r->offer), pos, r->draft_s);
     plan_times_seen_overhead(&a->times, r->wait_s);
 }
 
@@ -381,7 +481,7 @@ static void count(struct planner_auto *a, const struct plan_result *r, double co
     const int32_t rows = r->choice.rows;
     s->cycles++, s->tokens += r->kept;
     s->total_s += cost, s->plain_s += r->kept * plain_s;
-    if (r->drafted) s->drafted[rows]++;
+    if (r->drafted) s->drafted[rows]++, s->by[drafter_of(a, &r->offer) - 1]++;
     if (r->choice.nodes) s->tree[rows]++;
     if (r->choice.look && rows > 1)
         s->look[rows]++;
@@ -393,13 +493,30 @@ static void count(struct planner_auto *a, const struct plan_result *r, double co
 }
 
 /* A cycle that drafted while drafting is on: does it stay on? */
-static void stayed(struct planner_auto *a, double gain, double won)
+static void stayed(struct planner_auto *a, int32_t source, double gain, double won)
 {
+    struct planner_auto_drafter *y = &a->by[source - 1];
+    const bool trial = source != a->turn;
     a->stay += won;
-    a->n_gain += a->n_gain < GAINS;
-    a->gain += (gain - a->gain) / a->n_gain;
-    a->regret = a->gain < MARGIN ? a->regret + MARGIN - a->gain : 0;
-    if (a->regret > REGRET + REGRET_SAVED * fmax(0, -a->lost)) leave(a, AUTO_LOSES);
+    y->n_gain += y->n_gain < (trial ? TRIALS : GAINS);
+    y->gain += (gain - y->gain) / y->n_gain;
+    if (trial) {
+        a->trying = false;
+        if (y->n_gain < TRIALS) return;
+        const double behind = a->by[a->turn - 1].gain - y->gain;
+        if (behind < -BETTER)
+            take_turns(a);
+        else
+            a->trial_wait = behind > MUCH_WORSE ? 4 * a->trial_wait : 2 * a->trial_wait;
+        if (a->trial_wait > TRIAL_MOST) a->trial_wait = TRIAL_MOST;
+        return;
+    }
+    a->regret = y->gain < MARGIN ? a->regret + MARGIN - y->gain : 0;
+    if (a->regret <= REGRET + REGRET_SAVED * fmax(0, -a->lost)) return;
+    if (other(a) && (!a->by[other(a) - 1].n_gain || a->by[other(a) - 1].gain > MARGIN))
+        take_turns(a);
+    else
+        leave(a, AUTO_LOSES);
 }
 
 /* A probe: does drafting come back? gain: as it is reckoned with its labels. */
@@ -412,12 +529,15 @@ static void probed(struct planner_auto *a, const struct plan_result *r, double g
     a->off_gain = gain;
     if (gain > MARGIN) {
         a->drafting = true, a->off = AUTO_ON;
-        a->gain = gain, a->n_gain = 1, a->regret = 0, a->stay = 0;
+        a->turn = drafter_of(a, &r->offer), a->trying = false;
+        a->by[a->turn - 1].gain = gain, a->by[a->turn - 1].n_gain = 1;
+        a->regret = 0, a->stay = 0;
         a->stats.stays++;
     } else if (!a->burst) {
         a->interval = a->interval * 2 < longest ? a->interval * 2
                       : longest > WAIT_FIRST    ? longest
                                                 : WAIT_FIRST;
+        if (other(a)) a->turn = other(a);
     }
 }
 
@@ -431,7 +551,9 @@ static void auto_seen(void *ctx, const struct plan_result *r)
     const double gain = r->drafted && !probe ? gain_of(a, &r->offer) : 0;
     a->pos = r->offer.pos;
     if (r->choice.nodes) seen_tree(a, r);
-    calibration_seen(&a->calibration, a->bucket, r);
+    calibration_seen(&a->calibration, a->by[drafter_of(a, &r->offer) - 1].bucket, r);
+    for (int32_t i = 0; i < a->n_drafters; i++)
+        if (i != drafter_of(a, &r->offer) - 1) calibration_ages(&a->calibration, a->by[i].bucket);
     if (!a->fixed) correct_times(a, r);
     a->emitted += r->kept - FADE * a->emitted, a->elapsed += cost - FADE * a->elapsed;
     count(a, r, cost, plain_s, probe);
@@ -445,7 +567,7 @@ static void auto_seen(void *ctx, const struct plan_result *r)
     } else if (probe) {
         probed(a, r, gain_of(a, &r->offer));
     } else if (a->drafting) {
-        stayed(a, gain, won);
+        stayed(a, drafter_of(a, &r->offer), gain, won);
     }
 }
 
@@ -468,7 +590,7 @@ double planner_auto_lost(const struct planner_auto *a)
 
 const char *planner_auto_why(const struct planner_auto *a, char *buf, size_t n)
 {
-    const double draft_ms = 1e3 * plan_times_draft(&a->times, a->pos),
+    const double draft_ms = 1e3 * plan_times_draft(&a->times, a->turn, a->pos),
                  plain_ms = 1e3 * plan_times_rows(&a->times, 1, a->pos);
     if (a->off == AUTO_ON)
         snprintf(buf, n, "drafting is on");

@@ -22,6 +22,9 @@
  *    worth less by its variance over what the account has left, at least what it had at first: that makes
  *    ruin least likely. And a draft that is there gets labels rather than none: one row teaches nothing.
  *
+ *  - Two drafters: both have a calibration of their own, a draft's time, and an average of gains; the account
+ * is one. The one whose gains are larger drafts. The other is tried after some cycles, after twice as many
+ * where it is no better, and in turn in probes.
  *  - Trees, where they are allowed: best first by the probabilities of paths. A place's first candidate has
  * the chain's h; what is left is shared among the others as the drafter has it, times what was seen of that;
  *    behind a second choice, which the drafter did not know, times what was seen of those. A tree is worth
@@ -48,6 +51,7 @@ struct planner_auto_options {
     const int32_t *counts; /* [n_counts] row counts of verifies that may be chosen, rising, 2 .. */
     int32_t n_counts;      /* at most PLAN_TIMES_ROWS; one row may always be */
     int32_t block;         /* rows of a drafter's block; counts above are for look-ups only */
+    int32_t beside;        /* rows of a second drafter's; 0: there is none */
     bool drafter, look;    /* what there is */
     int32_t tree;          /* proposals of a tree at most; 0: chains alone */
     bool seed;             /* trees begin with the chain */
@@ -59,6 +63,7 @@ struct planner_auto_stats {
     int64_t drafted[PLAN_TIMES_ROWS + 1]; /* by rows; look-ups' chains chosen after a draft are in look too */
     int64_t look[PLAN_TIMES_ROWS + 1];    /* cycles that verified a look-up's chain, by rows */
     int64_t tree[PLAN_TIMES_ROWS + 1];    /* of drafted: those that verified a tree */
+    int64_t by[PLAN_SOURCES];             /* of drafted: by each drafter */
     int64_t probes, stays;                /* stays: times that it began to draft */
     double total_s, plain_s; /* of all cycles; that plain steps would have taken for the same tokens */
     double probe_lost_s;     /* time that probes took beyond plain's, winning ones not deducted */
@@ -71,27 +76,34 @@ struct planner_auto {
     struct planner_auto_stats stats;
 
     /* Private from here on. */
-    int32_t counts[PLAN_TIMES_ROWS], n_counts, block, bucket;
-    bool fixed, drafter, look;
-    double emitted, elapsed;   /* of the last cycles, fading */
-    bool drafting;             /* else probes only */
-    bool asked;                /* a probe was planned and is not seen yet */
-    int32_t burst;             /* twice the proposals of the last probe that were right */
-    double gain, regret, stay; /* average of gains; what averages lacked; tokens won by this stay */
-    int32_t n_gain;
-    double lost, look_lost;   /* the accounts, tokens */
-    double credit;            /* for probes, seconds */
-    int64_t waited, interval; /* plain steps since the last probe; that are to pass */
-    int32_t pos;              /* of the newest anchor seen */
-    /* Trees: what their rows cost over a chain's, by rows and in general; what of a missed place its other
-     * candidates were, over what the drafter said; what children of second choices were over what is said of
-     * the same place elsewhere. Seen and said, fading. */
+    int32_t counts[PLAN_TIMES_ROWS], n_counts;
+    bool fixed, look;
+    /* The drafters. gain: an average. Of their trees: what of a missed place its other candidates were, over
+     * what the drafter said; what children of second choices were over what is said of the same place
+     * elsewhere. Seen and said, fading. */
+    struct planner_auto_drafter {
+        int32_t block, bucket, n_gain;
+        double gain, sibling[2], beside[2];
+    } by[PLAN_SOURCES];
+    int32_t n_drafters, turn;   /* the number of the one that drafts, from 1 */
+    int32_t rested, trial_wait; /* cycles since the other one was tried; that are to pass */
+    bool trying;                /* a trial was planned and is not seen yet */
+    double emitted, elapsed;    /* of the last cycles, fading */
+    bool drafting;              /* else probes only */
+    bool asked;                 /* a probe was planned and is not seen yet */
+    int32_t burst;              /* twice the proposals of the last probe that were right */
+    double regret, stay;        /* what averages of gains lacked; tokens won by this stay */
+    double lost, look_lost;     /* the accounts, tokens */
+    double credit;              /* for probes, seconds */
+    int64_t waited, interval;   /* plain steps since the last probe; that are to pass */
+    int32_t pos;                /* of the newest anchor seen */
+    /* Trees: what their rows cost over a chain's, by rows and in general. */
     int32_t tree, tree_counts[PLAN_TIMES_ROWS], n_tree_counts;
     bool seed;
     double tree_ratio[PLAN_TIMES_ROWS + 1], any_ratio;
-    double sibling[2], beside[2];
     struct tree grown, chosen;
-    float h[CALIBRATION_SLOTS * TREE_CANDIDATES];
+    const struct plan_offer *grown_of; /* while it grows */
+    float row_h[TREE_CANDIDATES], h[CALIBRATION_SLOTS * TREE_CANDIDATES];
     enum { AUTO_ON, AUTO_NO_DRAFTER, AUTO_LOSES, AUTO_SPENT } off;
     double off_gain;
 };

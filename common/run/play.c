@@ -7,8 +7,7 @@
 /* Rows of the cursor. */
 static struct session_rows rows_at(struct session *s, int32_t n)
 {
-    return (struct session_rows){
-        .ids = s->d->ids, .pos = s->d->pos, .features = s->g->features, .n = n, .first_pos = s->n_past};
+    return (struct session_rows){.ids = s->d->ids, .pos = s->d->pos, .n = n, .first_pos = s->n_past};
 }
 
 static int forward_rows(struct session *s, int32_t n, enum session_fate fate, struct err *e)
@@ -37,22 +36,24 @@ static bool advances(int what)
     return what == SESSION_PLAIN_ADVANCES || what == SESSION_VERIFY_ADVANCES;
 }
 
-static int offer_part(struct session *s, struct err *e)
+static int offer_part(struct session *s, int32_t source, struct err *e)
 {
+    struct session_source *x = &s->by[source - 1];
     struct cursor *d = s->d;
     const struct kn_offering offering = {.ids = d->ids,
                                          .logp = d->logp,
                                          .pos = d->pos,
-                                         .n = s->o.block,
+                                         .n = x->block,
                                          .stamp = &d->stamp[1],
                                          .number = &d->offered,
                                          .offers = s->offers,
                                          .n_offers = SESSION_RESULTS,
-                                         .top_ids = s->top_ids,
+                                         .top_ids = x->n_top ? s->top_ids : NULL,
                                          .top_values = s->top_values,
-                                         .top = s->n_top,
+                                         .top_scores = x->of->edges ? s->top_scores : NULL,
+                                         .top = x->n_top,
                                          .candidates = s->candidates};
-    if (stamp(s, 0, e) || s->source->op->propose(s, false, e)) return -1;
+    if (stamp(s, 0, e) || x->of->op->propose(s, x, false, e)) return -1;
     int rc = s->op->offer(s->be, &offering);
     return rc ? model_failed(s->target, "offer", rc, e) : 0;
 }
@@ -98,11 +99,14 @@ static int commit_part(struct session *s, int what, int32_t rows, struct err *e)
     if (what == SESSION_TREE) {
         const struct session_rows kept = session_tree_kept(s, session_tree_depth(s, rows));
         if (session_tree_settle(s, rows, true, e)) return -1;
-        return session_records(s) ? session_run_context(s, &kept, e) : 0;
+        return session_records(s) ? session_run_context(s, &kept, SESSION_GATHERED, e) : 0;
     }
-    if (!plain) return session_records(s) ? session_run_context(s, &r, e) : 0;
-    if (!s->kept) return 0;
-    int rc = s->op->keep(s->be, s->kept, SESSION_MAX_ROWS, r.pos, r.features, rows, s->g->width);
+    if (!plain) return session_records(s) ? session_run_context(s, &r, SESSION_OF_PASS, e) : 0;
+    int rc = 0;
+    for (int32_t i = 0; i < s->n_sources && !rc; i++) {
+        const struct session_source *x = &s->by[i];
+        if (x->kept) rc = s->op->keep(s->be, x->kept, SESSION_MAX_ROWS, r.pos, x->features, rows, x->width);
+    }
     return rc ? model_failed(s->target, "keep", rc, e) : 0;
 }
 
@@ -142,8 +146,8 @@ static int launch(struct session *s, int what, int32_t rows, int32_t bound, stru
     kn_bound(s->be, bound);
     switch (what) {
     case SESSION_FORWARD: rc = forward_rows(s, rows, SESSION_TRIED, e); break;
-    case SESSION_DRAFT: rc = s->source->op->propose(s, false, e); break;
-    case SESSION_OFFER: rc = offer_part(s, e); break;
+    case SESSION_DRAFT: rc = s->by[rows - 1].of->op->propose(s, &s->by[rows - 1], false, e); break;
+    case SESSION_OFFER: rc = offer_part(s, rows, e); break;
     case SESSION_TREE_FORWARD: rc = session_tree_forward(s, rows, e); break;
     default: rc = verify_part(s, what, rows, e);
     }
@@ -169,7 +173,8 @@ static int record(struct session *s, int what, int32_t rows, int32_t bound, void
  * keep all they can. */
 static int32_t end_of_rows(const struct session *s, int32_t rows)
 {
-    int32_t end = s->n_past + (s->source && s->o.block > rows ? s->o.block : rows);
+    const int32_t block = session_block(s);
+    int32_t end = s->n_past + (block > rows ? block : rows);
     for (uint32_t i = s->finished; i != s->started; i++) end += s->begun[i % SESSION_RESULTS].rows;
     return end;
 }

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <string.h>
 #include "../base/mem.h"
+#include "pages.h"
 #include "source.h"
 
 /* ---- making and freeing ---- */
@@ -29,12 +30,75 @@ static int cache_failed(struct session *s, int layer, const struct kn_kv *kv, st
                            bytes / (1024.0 * 1024 * 1024), s->o.ctx);
 }
 
+/* ---- keys and values in the host's memory ---- */
+
+/* May layer i's be there? A drafter that reads the target's does so several times a cycle. */
+static bool may_host(const struct session *s, int i)
+{
+    const struct desc *t = s->target->d, *d = s->source && s->source->model ? s->source->model->d : NULL;
+    if (t->layer[i].recurrent || t->layer[i].window) return false;
+    for (int j = 0; d && d->arch == DESC_GEMMA4_ASSISTANT && j < d->n_layer; j++)
+        if (desc_donor(t, &d->layer[j]) == i) return false;
+    return true;
+}
+
+bool session_kv_is_host(const struct session *s, int i)
+{
+    return s->here && s->here[i].k;
+}
+
+int32_t session_kv_hosted(const struct session *s)
+{
+    int32_t n = 0;
+    for (int i = 0; i < s->target->d->n_layer; i++) n += session_kv_is_host(s, i);
+    return n;
+}
+
+/* Which of kv will be, and room on the device for the largest of them, once for all slots, which are alike.
+ */
+static int new_here(struct session *s, const struct kn_kv *kv, struct err *e)
+{
+    struct engine *g = s->g;
+    uint64_t most[2] = {0, 0};
+    int32_t left = s->op->alloc_host ? s->o.kv_host : 0;
+    if (left < 1) return 0;
+    s->here = mem_calloc((size_t)s->target->d->n_layer, sizeof *s->here);
+    if (!s->here) return err_set(e, ERR_IO, "out of memory (caches)");
+    for (int pass = 0; pass < 2; pass++) {
+        int32_t n = left;
+        for (int i = s->target->d->n_layer - 1; i >= 0 && n; i--) {
+            if (!may_host(s, i)) continue;
+            n--;
+            if (pass) s->here[i] = kv[i], s->here[i].k = g->here[0], s->here[i].v = g->here[1];
+            const uint64_t k = kn_kv_bytes(&kv[i], kv[i].type.k), v = kn_kv_bytes(&kv[i], kv[i].type.v);
+            if (k > most[0]) most[0] = k;
+            if (v > most[1]) most[1] = v;
+        }
+        for (int j = 0; j < 2 && !g->here[j] && most[j]; j++) {
+            g->here[j] = s->op->alloc(s->be, most[j]);
+            if (!g->here[j])
+                return model_no_memory(s->be, e, "a layer's cache of %d positions: lower --ctx or -n",
+                                       s->o.ctx);
+            g->bytes += most[j];
+        }
+    }
+    return 0;
+}
+
+static void *take_cache(struct session *s, uint64_t bytes, bool host)
+{
+    if (!host) return take(s, bytes, 1);
+    void *p = s->op->alloc_host(s->be, bytes);
+    if (p) s->host_bytes += bytes;
+    return p;
+}
+
 /* A ring a layer with attention, and the scratch that attention over it wants. A full layer keeps every
  * position; a sliding one its window and the rows that may be written ahead before the first of them looks
  * back: those of the largest pass, or of two cycles, one of them started before the other's result was known.
  */
-int session_new_caches(struct session *s, const struct model *m, int32_t pass_rows, struct kn_kv **out,
-                       struct err *e)
+int session_new_caches(struct session *s, const struct model *m, const struct session_source *x,
+                       int32_t pass_rows, struct kn_kv **out, struct err *e)
 {
     const struct desc *d = m->d;
     struct kn_kv *kv = *out = mem_calloc((size_t)d->n_layer, sizeof *kv);
@@ -45,16 +109,26 @@ int session_new_caches(struct session *s, const struct model *m, int32_t pass_ro
         int64_t need = s->g->positions, window = (int64_t)y->window + max32(pass_rows, AHEAD_ROWS);
         if (y->recurrent) continue;
         if (y->window && window < need) need = window;
-        kv[i] = (struct kn_kv){.type = session_kv(&s->o, m != s->target, i),
+        if (m == s->target && !y->window && s->o.pool && s->o.pool + POOL_PAGE < need)
+            need = s->o.pool + POOL_PAGE;
+        kv[i] = (struct kn_kv){.type = session_kv(&s->o, x != NULL, x ? x->first_layer + i : i),
                                .cap = kn_kv_room(need),
                                .n_head_kv = y->n_head_kv,
                                .head_dim = y->head_dim};
         if (kn_kv_check(&kv[i], why, sizeof why))
             return err_set(e, ERR_USAGE, "cache of layer %d: %s", i, why);
-        kv[i].k = take(s, kn_kv_bytes(&kv[i], kv[i].type.k), 1);
-        kv[i].v = take(s, kn_kv_bytes(&kv[i], kv[i].type.v), 1);
+    }
+    if (m == s->target && new_here(s, kv, e)) return -1;
+    for (int i = 0; i < d->n_layer; i++) {
+        const struct desc_layer *y = &d->layer[i];
+        const bool host = m == s->target && session_kv_is_host(s, i);
+        if (y->recurrent) continue;
+        kv[i].k = take_cache(s, kn_kv_bytes(&kv[i], kv[i].type.k), host);
+        kv[i].v = take_cache(s, kn_kv_bytes(&kv[i], kv[i].type.v), host);
         if (!kv[i].k || !kv[i].v) return cache_failed(s, i, &kv[i], e);
         int rc = s->op->reserve_kv(s->be, pass_rows, y->n_head, &kv[i], y->window);
+        if (rc == 0 && m != s->target && !y->window && s->g->draft_reach && desc_draft_reach(m->d))
+            rc = s->op->reserve_kv(s->be, pass_rows, y->n_head, &kv[i], s->g->draft_reach);
         if (rc) return model_failed(m, "reserve", rc, e);
     }
     return 0;
@@ -90,17 +164,22 @@ static int new_deltas(struct session *s, int32_t pass_rows, struct err *e)
 static int new_lists(struct session *s, struct err *e)
 {
     const int32_t n = s->g->positions;
-    const int64_t width = s->source && s->source->op->context ? s->g->width : 0;
+    bool room = true;
     float unknown[SESSION_MAX_ROWS];
     s->history = mem_calloc((size_t)n, sizeof *s->history);
     s->d_history = take(s, (uint64_t)n, sizeof *s->d_history);
     s->d = take(s, 1, sizeof *s->d);
     s->last = take(s, (uint64_t)s->target->d->n_vocab, sizeof *s->last);
     s->results = s->op->alloc_shared(s->be, SESSION_RESULTS * sizeof *s->results);
-    if (width) s->kept = take(s, (uint64_t)SESSION_MAX_ROWS * (uint64_t)width, sizeof *s->kept);
+    for (int32_t i = 0; i < s->n_sources; i++) {
+        struct session_source *x = &s->by[i];
+        if (!x->width || !x->of->op->context) continue;
+        x->kept = take(s, (uint64_t)SESSION_MAX_ROWS * (uint64_t)x->width, sizeof *x->kept);
+        room &= x->kept != NULL;
+    }
     s->offers = s->op->alloc_shared(s->be, SESSION_RESULTS * sizeof *s->offers);
     if (!s->history) return err_set(e, ERR_IO, "out of memory (%d positions: lower --ctx or -n)", s->o.ctx);
-    if (!s->d_history || !s->d || !s->last || !s->results || !s->offers || (width && !s->kept))
+    if (!s->d_history || !s->d || !s->last || !s->results || !s->offers || !room)
         return model_no_memory(s->be, e, "%d positions: lower --ctx or -n", s->o.ctx);
     for (int32_t i = 0; i < SESSION_MAX_ROWS; i++) unknown[i] = NAN;
     int rc = s->op->upload(s->be, s->d->logp, unknown, sizeof unknown);
@@ -113,6 +192,23 @@ struct kn_kv_types session_kv(const struct session_options *o, bool drafter, int
     return list ? list[layer] : o->kv;
 }
 
+int32_t session_block(const struct session *s)
+{
+    int32_t most = 1;
+    for (int32_t i = 0; i < s->n_sources; i++) most = max32(most, s->by[i].block);
+    return most;
+}
+
+/* What the sources keep of the stream. */
+static int new_contexts(struct session *s, struct err *e)
+{
+    for (int32_t i = 0; i < s->n_sources; i++)
+        if (s->by[i].of->op->open && s->by[i].of->op->open(s, &s->by[i], s->g->rows, e)) return -1;
+    if (!s->o.look) return 0;
+    s->look.of = s->o.look;
+    return s->o.look->op->open ? s->o.look->op->open(s, &s->look, s->g->rows, e) : 0;
+}
+
 static int new_slot(struct session **out, struct engine *g, struct err *e)
 {
     struct session *s = mem_calloc(1, sizeof *s);
@@ -121,13 +217,14 @@ static int new_slot(struct session **out, struct engine *g, struct err *e)
     s->g = g;
     s->target = g->target;
     s->source = g->source;
+    memcpy(s->by, g->by, sizeof s->by);
+    s->n_sources = g->n_sources;
     s->be = g->be;
     s->op = g->op;
     s->o = g->o;
-    if (session_new_caches(s, g->target, g->rows, &s->kv, e) || new_deltas(s, g->rows, e) ||
-        (s->source && s->source->op->open && s->source->op->open(s, g->rows, e)) ||
-        (s->o.look && s->o.look->op->open && s->o.look->op->open(s, g->rows, e)) || new_lists(s, e) ||
-        session_tree_new(s, e) || session_sparse_new(s, e)) {
+    if (session_new_caches(s, g->target, NULL, g->rows, &s->kv, e) || pages_new(s, e) ||
+        new_deltas(s, g->rows, e) || new_contexts(s, e) || new_lists(s, e) || session_tree_new(s, e) ||
+        session_sparse_new(s, e)) {
         session_slot_free(s);
         return -1;
     }
@@ -167,7 +264,9 @@ int session_open(struct session **out, struct engine *g, struct err *e)
     s->anchored = s->tried = false;
     session_gaps_reset(s);
     s->finished = s->started, s->open = false; /* what was started ahead and not wanted */
-    if (s->source && s->source->op->reset) s->source->op->reset(s);
+    for (int32_t i = 0; i < s->n_sources; i++)
+        if (s->by[i].of->op->reset) s->by[i].of->op->reset(s, &s->by[i]);
+    pages_reset(s);
     *out = s;
     return 0;
 }
@@ -181,19 +280,12 @@ struct source source_drafter(struct model *drafter)
     }
 }
 
-int session_new(struct session **out, struct model *target, struct model *drafter,
-                const struct session_options *o, struct err *e)
+int session_over(struct session **out, struct model *target, struct source *source,
+                 const struct session_options *o, struct err *e)
 {
-    struct source *x = NULL;
     struct engine *g;
     *out = NULL;
-    if (drafter && !(x = mem_calloc(1, sizeof *x))) return err_set(e, ERR_IO, "out of memory (a session)");
-    if (x) *x = source_drafter(drafter);
-    if (engine_open(&g, target, x, o, e)) {
-        mem_free(x);
-        return -1;
-    }
-    g->own = x;
+    if (engine_open(&g, target, source, o, e)) return -1;
     if (session_open(out, g, e)) {
         engine_close(g);
         return -1;
@@ -202,34 +294,56 @@ int session_new(struct session **out, struct model *target, struct model *drafte
     return 0;
 }
 
+int session_new(struct session **out, struct model *target, struct model *drafter,
+                const struct session_options *o, struct err *e)
+{
+    struct source *x = NULL;
+    *out = NULL;
+    if (drafter && !(x = mem_calloc(1, sizeof *x))) return err_set(e, ERR_IO, "out of memory (a session)");
+    if (x) *x = source_drafter(drafter);
+    if (session_over(out, target, x, o, e)) {
+        mem_free(x);
+        return -1;
+    }
+    (*out)->g->own = x;
+    return 0;
+}
+
 void session_free_caches(struct session *s, const struct model *m, struct kn_kv *kv)
 {
     for (int i = 0; kv && i < m->d->n_layer; i++) {
-        s->op->free(s->be, kv[i].k);
-        s->op->free(s->be, kv[i].v);
+        const bool host = kv == s->kv && session_kv_is_host(s, i);
+        void (*const give)(struct kn_backend *, void *) = host ? s->op->free_host : s->op->free;
+        give(s->be, kv[i].k);
+        give(s->be, kv[i].v);
     }
     mem_free(kv);
 }
 
 void session_slot_free(struct session *s)
 {
-    void *device[] = {s->d_history, s->d, s->last, s->kept};
+    void *device[] = {s->d_history, s->d, s->last};
     session_plays_forget(s, 0);
     session_tree_free(s);
+    pages_free(s);
     session_sparse_free(s);
     session_gaps_free(s);
     s->op->free_shared(s->be, s->results);
     s->op->free_shared(s->be, s->offers);
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
     session_free_caches(s, s->target, s->kv);
-    if (s->source && s->source->op->close) s->source->op->close(s);
-    if (s->o.look && s->o.look->op->close) s->o.look->op->close(s);
+    for (int32_t i = 0; i < s->n_sources; i++) {
+        s->op->free(s->be, s->by[i].kept);
+        if (s->by[i].of->op->close) s->by[i].of->op->close(s, &s->by[i]);
+    }
+    if (s->look.of && s->look.of->op->close) s->look.of->op->close(s, &s->look);
     for (int i = 0; s->delta && i < s->target->d->n_layer; i++) {
         s->op->free(s->be, s->delta[i].s);
         s->op->free(s->be, s->delta[i].conv);
         s->op->free(s->be, s->delta[i].log);
     }
     mem_free(s->delta);
+    mem_free(s->here);
     mem_free(s->history);
     mem_free(s);
 }
@@ -273,6 +387,14 @@ int session_turn(struct session *s, struct err *e)
 
 /* ---- passes ---- */
 
+/* Whom the target's passes leave taps for; NULL: nobody. */
+static const struct session_source *tapped_of(const struct session *s)
+{
+    for (int32_t i = 0; i < s->n_sources; i++)
+        if (s->by[i].of->needs.tapped) return &s->by[i];
+    return NULL;
+}
+
 /* Put n ids at positions from pos on, in both histories. */
 static int set_history(struct session *s, int32_t pos, const int32_t *ids, int32_t n, struct err *e)
 {
@@ -284,10 +406,15 @@ static int set_history(struct session *s, int32_t pos, const int32_t *ids, int32
 int session_place(struct session *s, const int32_t *ids, int32_t n, struct err *e)
 {
     struct cursor c = {.pending = s->pending};
+    int32_t mask = ids[0];
+    /* A block's places are read by the tapped source alone, or by the only one. */
+    const struct session_source *x = tapped_of(s);
+    if (x || s->source) mask = x ? x->of->mask : s->source->mask;
     for (int32_t i = 0; i < SESSION_MAX_ROWS; i++) {
         c.pos[i] = s->n_past + i;
+        c.place[i] = s->n_past + i - pages_shift(s);
         c.ids[i] = i < n ? ids[i] : 0;
-        c.block[i] = i && s->source ? s->source->mask : ids[0];
+        c.block[i] = i ? mask : ids[0];
     }
     if (s->n_past > s->o.draft_window) c.first = s->n_past - s->o.draft_window;
     int rc = s->op->upload(s->be, s->d, &c, offsetof(struct cursor, picks));
@@ -303,12 +430,22 @@ int session_set_pending(struct session *s, int32_t n, struct err *e)
     return rc ? model_failed(s->target, "upload", rc, e) : 0;
 }
 
+/* Of rows at the cursor, or of a prompt. */
+static const int32_t *places_of(const struct session *s, const struct session_rows *r)
+{
+    return !s->pool ? NULL : r->pos == s->d->pos ? s->d->place : r->pos - pages_shift(s);
+}
+
 int session_run_target(struct session *s, const struct session_rows *r, enum session_fate fate, struct err *e)
 {
-    const struct desc *tapped = s->source ? s->source->needs.tapped : NULL;
+    const struct session_source *x = tapped_of(s);
     const bool sparse = fate == SESSION_PROMPT && session_sparse_takes(s, r->first_pos, r->n);
     const struct pass p = {.w = &s->g->work,
                            .kv = s->kv,
+                           .here = s->here,
+                           .places = places_of(s, r),
+                           .queries = s->watch,
+                           .n_queries = s->n_watch,
                            .delta = s->delta,
                            .pending = &s->d->pending,
                            .sparse = sparse ? s->sparse : NULL,
@@ -324,8 +461,8 @@ int session_run_target(struct session *s, const struct session_rows *r, enum ses
                            .tree = s->tree && r->ids == s->tree->ids ? s->tree : NULL,
                            .tail = s->tail,
                            .rows = s->g->d_pos,
-                           .features = tapped ? s->g->features : NULL,
-                           .tapped = tapped,
+                           .features = x ? x->features : NULL,
+                           .tapped = x ? x->of->needs.tapped : NULL,
                            .check = s->o.check_layers,
                            .fault = s->trying ? &s->fault : NULL,
                            .hidden = fate == SESSION_PROMPT && s->g->hidden.fn ? &s->g->hidden : NULL};
@@ -343,15 +480,26 @@ int session_settle(struct session *s, struct err *e)
 int session_leave_hidden(struct session *s, int32_t n, struct err *e)
 {
     const struct model *t = s->target;
-    if (!s->source || !s->source->needs.hidden) return 0;
-    int rc =
-        s->op->rms_norm(s->be, s->g->features, s->g->work.x, t->output_norm, n, t->d->n_embd, t->d->rms_eps);
+    int rc = 0;
+    for (int32_t i = 0; i < s->n_sources && !rc; i++)
+        if (s->by[i].of->needs.hidden)
+            rc = s->op->rms_norm(s->be, s->by[i].features, s->g->work.x, t->output_norm, n, t->d->n_embd,
+                                 t->d->rms_eps);
     return rc ? model_failed(t, "hidden states", rc, e) : 0;
 }
 
-int session_run_context(struct session *s, const struct session_rows *r, struct err *e)
+int session_run_context(struct session *s, const struct session_rows *r, enum session_features from,
+                        struct err *e)
 {
-    return s->source && s->source->op->context ? s->source->op->context(s, r, e) : 0;
+    for (int32_t i = 0; i < s->n_sources; i++) {
+        struct session_source *x = &s->by[i];
+        struct session_rows own = *r;
+        if (!x->of->op->context) continue;
+        own.features = from == SESSION_OF_PASS ? x->features : x->kept;
+        if (from == SESSION_WAITED && x->kept) own.features += r->first_pos % SESSION_MAX_ROWS * x->width;
+        if (x->of->op->context(s, x, &own, e)) return -1;
+    }
+    return 0;
 }
 
 int session_run_head(struct session *s, const struct model *m, int32_t row, int32_t n, struct err *e)
@@ -372,22 +520,18 @@ static int run_head(struct session *s, const struct model *m, int32_t row, int32
 /* Rows of the history at positions pos .. pos+n-1. */
 static struct session_rows history_rows(struct session *s, int32_t pos, int32_t n)
 {
-    return (struct session_rows){.ids = s->d_history + pos,
-                                 .pos = s->g->d_pos + pos,
-                                 .features = s->g->features,
-                                 .n = n,
-                                 .first_pos = pos};
+    return (struct session_rows){
+        .ids = s->d_history + pos, .pos = s->g->d_pos + pos, .n = n, .first_pos = pos};
 }
 
 int session_make_context(struct session *s, int32_t end, struct err *e)
 {
     const int32_t n = s->waiting, pos = end - n;
-    struct session_rows r = history_rows(s, pos, n);
+    const struct session_rows r = history_rows(s, pos, n);
     if (!n) return 0;
-    if (s->kept) r.features = s->kept + pos % SESSION_MAX_ROWS * s->g->width;
     s->waiting = 0;
     kn_bound(s->be, end);
-    const int rc = session_run_context(s, &r, e);
+    const int rc = session_run_context(s, &r, SESSION_WAITED, e);
     kn_bound(s->be, 0);
     return rc;
 }
@@ -435,7 +579,7 @@ static int32_t next_pass(const struct session *s, int64_t end)
     if (stop > end) stop = end;
     tail = stop % chunk;
     if (tail <= SESSION_MAX_ROWS && stop - tail > pos) stop -= tail;
-    return session_sparse_pass(s, (int32_t)(stop - pos));
+    return stop - pos < pages_rows(s) ? session_sparse_pass(s, (int32_t)(stop - pos)) : pages_rows(s);
 }
 
 int session_prompt_check(int32_t ctx, int64_t n, struct err *e)
@@ -450,7 +594,7 @@ int session_prompt_check(int32_t ctx, int64_t n, struct err *e)
 static int show_history(struct session *s, struct err *e)
 {
     struct source_look l = {.history = s->history, .n = s->n_past};
-    return s->o.look ? s->o.look->op->look(s, &l, e) : 0;
+    return s->o.look ? s->o.look->op->look(s, &s->look, &l, e) : 0;
 }
 
 int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_rows_fn rows, void *ctx,
@@ -470,6 +614,7 @@ int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_ro
     s->anchored = false, s->logits_rows = 0;
     if (set_history(s, s->n_past, ids, (int32_t)n, e) || session_place(s, ids, 1, e)) goto out;
     for (int64_t done = 0; s->n_past < end;) {
+        if (pages_turn(s, ids[done], e)) goto out;
         int32_t pos = s->n_past, some = next_pass(s, end);
         const struct session_rows r = history_rows(s, pos, some);
         kn_bound(s->be, pos + some);
@@ -478,7 +623,7 @@ int session_prefill(struct session *s, const int32_t *ids, int64_t n, session_ro
         if (session_sparse_timed(s, e)) goto out;
         if (rows && hand_out_rows(s, pos, some, host, rows, ctx, e)) goto out;
         if (pos + some == end && run_head(s, s->target, some - 1, 1, pos + some - 1, e)) goto out;
-        if (session_leave_hidden(s, some, e) || session_run_context(s, &r, e)) goto out;
+        if (session_leave_hidden(s, some, e) || session_run_context(s, &r, SESSION_OF_PASS, e)) goto out;
         s->n_past += some;
         done += some;
         if (s->o.progress) s->o.progress(s->o.progress_ctx, done, n);
@@ -503,6 +648,10 @@ int session_forward(struct session *s, const int32_t *ids, int32_t n, struct err
     if (check_ids(s, ids, n, e)) return -1;
     if (session_turn(s, e) || session_catch_up(s, e)) return -1;
     s->anchored = false, s->logits_rows = 0;
+    if (pages_turn(s, ids[0], e)) return -1;
+    if (n > pages_rows(s))
+        return err_set(e, ERR_USAGE, "rows do not fit before the pool's next page (expected 1 to %d, got %d)",
+                       pages_rows(s), n);
     if (set_history(s, s->n_past, ids, n, e) || session_place(s, ids, n, e)) return -1;
     if (session_play(s, SESSION_FORWARD, n, e) || session_set_pending(s, 0, e)) return -1;
     s->logits_pos = s->n_past;
@@ -555,7 +704,7 @@ int session_commit(struct session *s, int32_t n, struct err *e)
     const struct session_rows r = history_rows(s, s->n_past, n);
     if (s->g->on != s)
         return err_set(e, ERR_USAGE, "rows cannot be kept behind another stream's turn (run them again)");
-    if (session_run_context(s, &r, e) || session_set_pending(s, n, e)) return -1;
+    if (session_run_context(s, &r, SESSION_OF_PASS, e) || session_set_pending(s, n, e)) return -1;
     s->n_past += n;
     return 0;
 }
@@ -569,9 +718,12 @@ int session_settle_anchor(struct session *s, struct err *e)
 
 int session_anchor_check(const struct session *s, struct err *e)
 {
-    if (!s->source || !s->source->needs.hidden || s->n_past > 0) return 0;
-    return err_set(e, ERR_USAGE, "source %s: a draft needs a token before the anchor, and there is none",
-                   s->source->op->name);
+    for (int32_t i = 0; i < s->n_sources && s->n_past == 0; i++)
+        if (s->by[i].of->needs.hidden)
+            return err_set(e, ERR_USAGE,
+                           "source %s: a draft needs a token before the anchor, and there is none",
+                           s->by[i].of->op->name);
+    return 0;
 }
 
 int session_draft(struct session *s, int32_t anchor, int32_t *proposals, bool *usable, bool all_rows,
@@ -585,7 +737,8 @@ int session_draft(struct session *s, int32_t anchor, int32_t *proposals, bool *u
     session_use_sampler(s, &greedy);
     if (session_anchor_check(s, e)) return -1;
     if (session_turn(s, e) || session_place(s, &anchor, 1, e)) return -1;
-    if (all_rows ? s->source->op->propose(s, true, e) : session_play(s, SESSION_DRAFT, n, e)) return -1;
+    if (all_rows ? s->source->op->propose(s, &s->by[0], true, e) : session_play(s, SESSION_DRAFT, 1, e))
+        return -1;
     s->logits_pos = s->n_past + skip;
     s->logits_rows = n - 1 + first - skip;
     int rc = s->op->download(s->be, proposals, s->d->ids + 1, (size_t)(n - 1) * sizeof *proposals);

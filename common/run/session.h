@@ -1,6 +1,6 @@
-/* session.h - one stream of tokens through a target and, if there is one, a source of proposals.
+/* session.h - one stream of tokens through a target and, if there are any, sources of proposals.
  *
- * A session owns what a stream leaves behind: the token history, the target's keys and values, the source's
+ * A session owns what a stream leaves behind: the token history, the target's keys and values, the sources'
  * context (of a drafter keys and values made of the target's features), the activations of a pass, and the
  * logits of the last rows. Position n_past is the first one the target has not committed; everything before
  * it is in the caches, nothing after it counts. Three verbs move a stream: session_prefill commits a prompt;
@@ -22,10 +22,13 @@
 #include <stdint.h>
 #include "../base/err.h"
 #include "../model/model.h"
+#include "planner.h"
 
 #define SESSION_MAX_ROWS 64       /* rows of session_forward, and of logits held at once */
 #define SESSION_CHUNK 512         /* default of options.chunk */
 #define SESSION_MAX_CTX (1 << 30) /* positions of a session at most; of a state too */
+
+enum { SESSION_DRAFT_ALL = INT32_MAX }; /* options.draft_window */
 
 struct source;
 
@@ -59,16 +62,24 @@ struct session_gaps {
 struct session_options {
     int32_t ctx;   /* positions the caches must hold: prompt + generated + block */
     int32_t chunk; /* rows a prefill pass; 0: SESSION_CHUNK. Chunks end at absolute multiples of it */
-    int32_t block; /* rows a block, 2 .. as trained; 0: as trained */
-    int32_t
-        draft_window;  /* 0: all context; N: a block starting at s sees no position < s - N, on any layer */
+    int32_t block; /* rows a block of the first source, 2 .. as trained; 0: as trained. Of others: as usual
+                      (source.h) */
+    int32_t draft_window; /* N: a block starting at s sees no position < s - N, on any layer; DRAFT_ALL: all
+                             that the layers' windows show; 0: the same, but where some layers of a DFlash
+                             drafter have a window a row of the others sees the last three of the widest */
     bool draft_greedy; /* a drafter proposes its likeliest tokens; else those that the stream's sampler picks
                           of its logits with the noise that the target's picks of these places will meet
                           (docs/sampling.md): at temperature 0 the same */
     struct kn_kv_types kv; /* of the caches of every layer, where no list below says other */
-    const struct kn_kv_types *kv_layers, *draft_kv_layers; /* [n_layer] of target, of drafter; NULL: as kv.
-                                                              Borrowed: they outlive the session */
-    bool kv_convert;                           /* a state of other types is brought into these, not refused */
+    const struct kn_kv_types *kv_layers,
+        *draft_kv_layers; /* [n_layer] of target, of drafters, one behind the other; NULL: as kv.
+                             Borrowed: they outlive the session */
+    int32_t kv_host;      /* so many of the target's layers, the last that see everything and that no drafter
+                             reads, have their keys and values in the host's memory; more: all of them. Nothing
+                             depends on it but time. Where all memory is the host's it says nothing */
+    int32_t pool;    /* positions of the target's that layers without a window keep in the device's memory:
+                        a multiple of POOL_PAGE (pages.h); 0: all */
+    bool kv_convert; /* a state of other types is brought into these, not refused */
     const struct session_synthetic *synthetic; /* NULL: proposals are compared */
     int32_t tree; /* proposals of a tree at most, that plans may have; 0: chains alone. Then the drafter
                      offers candidates for every place, and the slot has room for a tree's rows */
@@ -86,6 +97,7 @@ struct session_options {
  * operations with the same pointers are the next one too. */
 struct cursor {
     int32_t pos[SESSION_MAX_ROWS];   /* of the rows: n_past, n_past + 1, ... */
+    int32_t place[SESSION_MAX_ROWS]; /* and less the pool's shift */
     int32_t ids[SESSION_MAX_ROWS];   /* their tokens: the anchor, then what is tried */
     int32_t block[SESSION_MAX_ROWS]; /* what a drafter reads: the anchor, mask, mask, ... */
     int32_t first;                   /* first visible position of the context, for draft_window */
@@ -99,8 +111,9 @@ struct cursor {
     uint64_t stamp[KN_STAMPS];
 };
 
-/* What is recorded, by the number of rows. A drafted cycle is an offer and a verify, a plain one is a plain
- * row. Those of one row that advance take recurrent state over it and all before it, whatever every is. */
+/* What is recorded, by the number of rows; drafts by their source's number. A drafted cycle is an offer and a
+ * verify, a plain one is a plain row. Those of one row that advance take recurrent state over it and all
+ * before it, whatever every is. */
 enum session_play {
     SESSION_FORWARD,
     SESSION_DRAFT,
@@ -117,34 +130,54 @@ enum { SESSION_RESULTS = 4 }; /* cycles whose results are kept */
 
 struct engine;
 
+enum { SESSION_SOURCES = PLAN_SOURCES }; /* of an engine at most */
+
+/* What a stream has of a source. */
+struct session_source {
+    struct source *of;   /* the engine's */
+    int32_t block;       /* rows of its blocks */
+    int32_t n_top;       /* candidates a place, where there are trees; 0: it offers none */
+    int32_t first_layer; /* of its caches, in a list of all sources' layers */
+    void *context;       /* what it keeps of the stream */
+    int64_t width;       /* values of a row that a pass leaves for it; 0: none */
+    float *features;     /* device [engine.rows, width] the engine's: of the last pass */
+    float *kept; /* device [SESSION_MAX_ROWS, width]: of rows whose context is not made yet, at their position
+                    modulo the rows; NULL where it makes none, or of no features */
+};
+
 struct session {
     struct engine *g;
     bool solo;             /* the engine goes with the session */
     struct session *next;  /* of slots without a stream */
-    struct model *target;  /* these five are the engine's */
-    struct source *source; /* NULL: none */
+    struct model *target;  /* these four are the engine's */
+    struct source *source; /* the first of them; NULL: none */
     struct kn_backend *be;
     const struct kn_ops *op;
-    struct session_options o; /* with defaults filled in */
-    void *context;            /* what the source keeps of the stream */
-    void *look_context;       /* what options.look keeps of it */
-    int32_t look_same;        /* the first tokens of the history that stand as at the last question */
-    int32_t n_past;           /* committed positions */
-    bool anchored;            /* history[n_past] is the last token written, which the target has not run */
+    struct session_options o;                  /* with defaults filled in */
+    struct session_source by[SESSION_SOURCES]; /* [n_sources] the sources; by[0].of is source */
+    int32_t n_sources;
+    struct session_source look; /* options.look; of NULL: none */
+    int32_t look_same;          /* the first tokens of the history that stand as at the last question */
+    int32_t n_past;             /* committed positions */
+    bool anchored;              /* history[n_past] is the last token written, which the target has not run */
     int32_t
         pending; /* the cursor's when all cycles finished that were, where there is recurrent state; else 0 */
     bool tried;  /* the rows pending are of a pass that may have had more; else each was a final one */
     int32_t every;      /* of cycles of one row: recurrent state is written after so many, the rows before are
                            pending; 0: after each */
-    int32_t *history;   /* host [positions]: ids of positions 0 .. n_past-1, then whatever is being tried */
-    int32_t *d_history; /* the same on the device */
-    struct cursor *d;   /* device */
-    struct kn_kv *kv;   /* [target n_layer]; all zero for recurrent layers */
+    struct pages *pool; /* pages.h; NULL: none */
+    float *watch;       /* device: pass.queries of the pass that is run; NULL: nobody wants them */
+    int64_t n_watch;
+    struct kn_kv *here;  /* [n_layer] pass.here; NULL: no layer's keys and values are the host's */
+    uint64_t host_bytes; /* of the host's memory, for keys and values */
+    int32_t *history;    /* host [positions]: ids of positions 0 .. n_past-1, then whatever is being tried */
+    int32_t *d_history;  /* the same on the device */
+    struct cursor *d;    /* device */
+    struct kn_kv *kv;    /* [target n_layer]; all zero for recurrent layers */
     struct kn_delta_state *delta; /* [target n_layer], of recurrent layers; NULL where there are none */
-    float *kept; /* device [SESSION_MAX_ROWS, engine.width]: of rows whose context is not made yet, at their
-                    position modulo the rows; NULL where the source needs no features */
-    int32_t waiting;     /* such rows: the last so many before the next cycle's, those that run among them */
-    int32_t logits_pos;  /* position of the input token of logits row 0 */
+    int32_t waiting;    /* rows whose context is not made yet: the last so many before the next cycle's, those
+                           that run among them */
+    int32_t logits_pos; /* position of the input token of logits row 0 */
     int32_t logits_rows; /* of the engine's, or where another stream has its turn 1, in last; 0: none */
     float *last;         /* device [n_vocab] */
     uint64_t bytes;      /* of device memory taken */
@@ -166,9 +199,10 @@ struct session {
     struct kn_tree *tree;             /* device: of the cycle that runs */
     struct kn_kv *tail;               /* [target n_layer] keys and values of its rows */
     struct kn_settle *settle;         /* [target n_layer] a list: what becomes of those that stay */
-    int32_t n_top;                    /* candidates a place */
-    int32_t *top_ids;                 /* device [block - 1, n_top] what the source proposes from */
+    int32_t n_top;                    /* candidates a place at most */
+    int32_t *top_ids;                 /* device [longest block - 1, n_top] what a source proposes from */
     float *top_values;                /* the same: logits */
+    float *top_scores;                /* [longest block - 1, n_top, n_top], where a source has edges; NULL */
     struct kn_candidates *candidates; /* shared [SESSION_RESULTS], of the offers */
     struct session_ranked *ranked;    /* host [SESSION_RESULTS] the same, as planners see them */
 
@@ -181,7 +215,7 @@ struct session {
     uint64_t accepted; /* when the last one finished was, by the device's clock; 0: none in this run */
     struct session_started {
         int32_t rows, planned;                        /* verified; of the plan, or chosen */
-        bool drafted;                                 /* the source was asked */
+        int32_t source;                               /* that was asked: its number from 1; 0: none */
         uint32_t offer;                               /* the number of its offer; 0: none */
         bool looked, look;                            /* a look-up was asked; its chain is verified */
         bool ranked, tree;                            /* its candidates are in order; its rows are a tree's */
@@ -199,8 +233,10 @@ struct session {
     } plays[SESSION_PLAYS][SESSION_MAX_ROWS + 1];
 };
 
-/* The types of a layer's cache. */
+/* The types of a layer's cache; a drafter's by its place in the list of all sources' layers. */
 struct kn_kv_types session_kv(const struct session_options *o, bool drafter, int layer);
+/* Rows of the longest block; 1 without a source. */
+int32_t session_block(const struct session *s);
 
 /* Fill in o's defaults; ERR_USAGE: something of it is out of range. What session_new asks, for those who want
  * to know before weights are loaded. drafter: the source's description; NULL: there is none. */
@@ -210,14 +246,20 @@ int session_prompt_check(int32_t ctx, int64_t n, struct err *e);
 /* A stream of an engine, at position 0: in a slot that a stream before it left, or a new one. ERR_IO,
  * ERR_DEVICE: memory. */
 int session_open(struct session **s, struct engine *g, struct err *e);
-/* A stream over an engine of its own, which goes with it, and a drafter as the source (NULL: none). Errors:
- * those of engine_open and session_open. */
+/* A stream over an engine of its own, which goes with it, and a source, with those beside it (NULL: none).
+ * Errors: those of engine_open and session_open. */
+int session_over(struct session **s, struct model *target, struct source *source,
+                 const struct session_options *o, struct err *e);
+/* The same with a drafter as the source (NULL: none). */
 int session_new(struct session **s, struct model *target, struct model *drafter,
                 const struct session_options *o, struct err *e);
 /* The stream ends; its slot stays with the engine. */
 void session_free(struct session *s);
 /* Device memory taken, by the stream's slot and its engine. */
 uint64_t session_bytes(const struct session *s);
+/* Are the keys and values of the target's layer i the host's? Of how many are they? */
+bool session_kv_is_host(const struct session *s, int i);
+int32_t session_kv_hosted(const struct session *s);
 /* The prompt that a new stream (n_past 0) will be given has gaps: at [g->n_kept], ascending, below g->n_text.
  * The verb takes 4 bytes a position. ERR_USAGE: a target with sliding layers, which count distances in the
  * text. */

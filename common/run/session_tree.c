@@ -43,7 +43,8 @@ static void settle_layer(struct session *s, int i)
 int session_tree_new(struct session *s, struct err *e)
 {
     const struct desc *d = s->target->d;
-    const uint64_t slots = (uint64_t)s->o.block - 1;
+    const uint64_t slots = (uint64_t)session_block(s) - 1;
+    bool scored = false;
     if (!s->o.tree) return 0;
     s->n_top = d->n_vocab < TREE_CANDIDATES ? d->n_vocab : TREE_CANDIDATES;
     s->tail = mem_calloc((size_t)d->n_layer, sizeof *s->tail);
@@ -53,8 +54,15 @@ int session_tree_new(struct session *s, struct err *e)
     s->tree = take(s, 1, sizeof *s->tree);
     s->top_ids = take(s, slots * (uint64_t)s->n_top, sizeof *s->top_ids);
     s->top_values = take(s, slots * (uint64_t)s->n_top, sizeof *s->top_values);
+    for (int32_t i = 0; i < s->n_sources; i++) {
+        const int32_t edges = s->by[i].of->edges;
+        if (s->by[i].of->tree) s->by[i].n_top = edges && edges < s->n_top ? edges : s->n_top;
+        scored |= edges > 0;
+    }
+    if (scored)
+        s->top_scores = take(s, slots * (uint64_t)s->n_top * (uint64_t)s->n_top, sizeof *s->top_scores);
     s->candidates = s->op->alloc_shared(s->be, SESSION_RESULTS * sizeof *s->candidates);
-    bool there = s->tree && s->top_ids && s->top_values && s->candidates;
+    bool there = s->tree && s->top_ids && s->top_values && s->candidates && (!scored || s->top_scores);
     for (int i = 0; i < d->n_layer && there; i++) {
         there = d->layer[i].recurrent || new_tail(s, &s->kv[i], &s->tail[i]) == 0;
         settle_layer(s, i);
@@ -64,7 +72,7 @@ int session_tree_new(struct session *s, struct err *e)
 
 void session_tree_free(struct session *s)
 {
-    void *device[] = {s->tree, s->top_ids, s->top_values};
+    void *device[] = {s->tree, s->top_ids, s->top_values, s->top_scores};
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
     s->op->free_shared(s->be, s->candidates);
     session_free_caches(s, s->target, s->tail);
@@ -85,8 +93,7 @@ int session_tree_place(struct session *s, const int32_t *ids, const int32_t *par
 
 int session_tree_forward(struct session *s, int32_t n, struct err *e)
 {
-    const struct session_rows r = {
-        .ids = s->tree->ids, .pos = s->tree->pos, .features = s->g->features, .n = n, .first_pos = s->n_past};
+    const struct session_rows r = {.ids = s->tree->ids, .pos = s->tree->pos, .n = n, .first_pos = s->n_past};
     return session_run_target(s, &r, SESSION_TRIED, e) || session_run_head(s, s->target, 0, n, e) ||
                    session_leave_hidden(s, n, e)
                ? -1
@@ -95,13 +102,14 @@ int session_tree_forward(struct session *s, int32_t n, struct err *e)
 
 int32_t session_tree_depth(const struct session *s, int32_t n)
 {
-    return n < s->o.block ? n : s->o.block;
+    const int32_t block = session_block(s);
+    return n < block ? n : block;
 }
 
 struct session_rows session_tree_kept(struct session *s, int32_t n)
 {
     return (struct session_rows){
-        .ids = s->tree->stay_ids, .pos = s->tree->at, .features = s->kept, .n = n, .first_pos = s->n_past};
+        .ids = s->tree->stay_ids, .pos = s->tree->at, .n = n, .first_pos = s->n_past};
 }
 
 int session_tree_settle(struct session *s, int32_t n, bool walk, struct err *e)
@@ -109,9 +117,12 @@ int session_tree_settle(struct session *s, int32_t n, bool walk, struct err *e)
     const struct kn_follow w = {.tree = s->tree, .picks = s->d->picks, .n = n, .kept = &s->d->pending};
     int rc = walk ? s->op->follow(s->be, &w) : 0;
     if (rc == 0) rc = s->op->settle(s->be, s->settle);
-    if (rc == 0 && s->kept)
-        rc = s->op->gather(s->be, s->kept, s->g->features, s->tree->stays,
-                           walk ? session_tree_depth(s, n) : n, s->g->width);
+    for (int32_t i = 0; i < s->n_sources && rc == 0; i++) {
+        const struct session_source *x = &s->by[i];
+        if (x->kept)
+            rc = s->op->gather(s->be, x->kept, x->features, s->tree->stays,
+                               walk ? session_tree_depth(s, n) : n, x->width);
+    }
     return rc ? model_failed(s->target, "settle", rc, e) : 0;
 }
 
@@ -157,7 +168,7 @@ int session_commit_path(struct session *s, int32_t row, struct err *e)
     if (rc) return model_failed(s->target, "settle", rc, e);
     memcpy(s->history + s->n_past, t.stay_ids, (size_t)n * sizeof *t.stay_ids);
     const struct session_rows kept = session_tree_kept(s, n);
-    if (session_tree_settle(s, n, false, e) || session_run_context(s, &kept, e)) return -1;
+    if (session_tree_settle(s, n, false, e) || session_run_context(s, &kept, SESSION_GATHERED, e)) return -1;
     s->tried = true;
     if (s->delta) s->pending = n;
     s->n_past += n;
@@ -166,29 +177,66 @@ int session_commit_path(struct session *s, int32_t row, struct err *e)
 
 /* ---- candidates ---- */
 
-int session_candidates(struct session *s, const float *logits, int32_t n, struct err *e)
+int session_candidates(struct session *s, const struct session_source *x, const float *logits, int32_t n,
+                       struct err *e)
 {
     const struct kn_top top = {.logits = logits,
                                .n = n,
                                .n_vocab = s->target->d->n_vocab,
-                               .k = s->n_top,
+                               .k = x->n_top,
                                .ids = s->top_ids,
                                .values = s->top_values};
-    if (!s->tree) return 0;
+    if (!x->n_top) return 0;
     const int rc = s->op->top(s->be, &top);
     return rc ? model_failed(s->target, "candidates", rc, e) : 0;
 }
 
-/* The proposal of a place becomes its first candidate, also where it is none of them. */
-static void proposal_first(int32_t *ids, float *logp, int32_t k, int32_t id, float id_logp)
+struct draft_edges session_edges(const struct session *s, const struct session_source *x)
+{
+    if (!x->n_top || !x->of->edges) return (struct draft_edges){0};
+    return (struct draft_edges){x->n_top, s->top_ids, s->top_values, s->top_scores};
+}
+
+/* A place's candidates while they are ranked: ids, what is said of them, where they came from. */
+struct ranking {
+    int32_t *ids;
+    float *logp;
+    int8_t *from;
+    int32_t n;
+};
+
+static void exchange(struct ranking *k, int32_t i, int32_t j)
+{
+    const int32_t id = k->ids[i];
+    const float p = k->logp[i];
+    const int8_t from = k->from[i];
+    k->ids[i] = k->ids[j], k->logp[i] = k->logp[j], k->from[i] = k->from[j];
+    k->ids[j] = id, k->logp[j] = p, k->from[j] = from;
+}
+
+/* Falling from candidate first on: few, and mostly in order. A NaN is none. */
+static void fall(struct ranking *k, int32_t first)
+{
+    for (int32_t i = first; i < k->n; i++) {
+        if (!(k->logp[i] > -INFINITY)) k->logp[i] = -INFINITY;
+        for (int32_t j = i; j > first && k->logp[j] > k->logp[j - 1]; j--) exchange(k, j, j - 1);
+    }
+}
+
+/* Candidate at becomes the first; those before it move back. */
+static void to_front(struct ranking *k, int32_t at)
+{
+    for (; at > 0; at--) exchange(k, at, at - 1);
+}
+
+/* The proposal of a place becomes its first candidate, also where it is none of them: then of the last's
+ * place. */
+static void proposal_first(struct ranking *k, int32_t id, float id_logp)
 {
     int32_t at = 0;
-    while (at < k - 1 && ids[at] != id) at++;
-    const float p = ids[at] == id ? logp[at] : id_logp;
-    memmove(ids + 1, ids, (size_t)at * sizeof *ids);
-    memmove(logp + 1, logp, (size_t)at * sizeof *logp);
-    ids[0] = id;
-    logp[0] = p;
+    while (at < k->n - 1 && k->ids[at] != id) at++;
+    if (k->ids[at] != id) k->ids[at] = id, k->logp[at] = id_logp, k->from[at] = -1;
+    to_front(k, at);
 }
 
 /* Coupled (docs/sampling.md): the pick will be the largest of log-probability and noise. With the drafter's
@@ -196,40 +244,33 @@ static void proposal_first(int32_t *ids, float *logp, int32_t k, int32_t id, flo
  * those whose sums come close: the sums' softmax says how close. Temperature and filters are the sampler's;
  * what top-p takes its share of are the candidates. The proposal, also where it is none of them, has the
  * largest sum. */
-static void couple(const struct session *s, int32_t pos, int32_t id, int32_t *ids, float *logp)
+static void couple(const struct session *s, int32_t pos, int32_t id, struct ranking *c)
 {
     const struct kn_sampler *k = &s->sampler;
     double score[TREE_CANDIDATES], most = -INFINITY, sum = 0, mass = 0, kept = 0;
     const double temp = (double)k->temp;
-    const int32_t last = s->n_top - 1;
+    const int32_t last = c->n - 1;
     int32_t n = 0, at = 0;
-    while (n < s->n_top && logp[n] > -INFINITY) n++;
-    while (at < last && ids[at] != id) at++;
-    for (int32_t i = 0; i < n; i++) mass += exp(((double)logp[i] - (double)logp[0]) / temp);
-    for (int32_t i = 0; i < s->n_top; i++) {
-        const double x = i < n ? ((double)logp[i] - (double)logp[0]) / temp : -INFINITY, p = exp(x);
+    while (n < c->n && c->logp[n] > -INFINITY) n++;
+    while (at < last && c->ids[at] != id) at++;
+    for (int32_t i = 0; i < n; i++) mass += exp(((double)c->logp[i] - (double)c->logp[0]) / temp);
+    for (int32_t i = 0; i < c->n; i++) {
+        const double x = i < n ? ((double)c->logp[i] - (double)c->logp[0]) / temp : -INFINITY, p = exp(x);
         const bool out =
             i >= n || (i && ((k->top_k > 0 && i >= k->top_k) || kept >= (double)k->top_p * mass ||
                              (k->min_p > 0 && p < (double)k->min_p)));
         kept += p;
-        score[i] = out ? -INFINITY : x + kn_noise(k->seed, pos, ids[i]);
+        score[i] = out ? -INFINITY : x + kn_noise(k->seed, pos, c->ids[i]);
         if (i != at && score[i] > most) most = score[i];
     }
-    if (ids[at] != id) score[at] = -INFINITY, ids[at] = id; /* the least likely makes room */
+    if (c->ids[at] != id)
+        score[at] = -INFINITY, c->ids[at] = id, c->from[at] = -1; /* the least likely makes room */
     if (!(score[at] > most)) score[at] = most > -INFINITY ? most : 0;
     const double first = score[at];
-    memmove(ids + 1, ids, (size_t)at * sizeof *ids);
-    memmove(score + 1, score, (size_t)at * sizeof *score);
-    ids[0] = id, score[0] = first;
-    for (int32_t i = 2; i < s->n_top; i++) /* in order: few, and nearly so */
-        for (int32_t j = i; j > 1 && score[j] > score[j - 1]; j--) {
-            const double x = score[j];
-            const int32_t other = ids[j];
-            score[j] = score[j - 1], score[j - 1] = x;
-            ids[j] = ids[j - 1], ids[j - 1] = other;
-        }
-    for (int32_t i = 0; i < s->n_top; i++) sum += exp(score[i] - first);
-    for (int32_t i = 0; i < s->n_top; i++) logp[i] = (float)(score[i] - first - log(sum));
+    for (int32_t i = 0; i < c->n; i++) sum += exp(score[i] - first);
+    for (int32_t i = 0; i < c->n; i++) c->logp[i] = (float)(score[i] - first - log(sum));
+    to_front(c, at);
+    fall(c, 1);
 }
 
 /* Of logits, falling, the logs of the probabilities; first: of the first, or NaN: then among the candidates.
@@ -242,23 +283,68 @@ static void likely(float *logits, int32_t k, float first)
     for (int32_t i = 0; i < k; i++) logits[i] = (float)((double)logits[i] - top + log_first);
 }
 
+static bool coupled(const struct session *s)
+{
+    return s->sampler.temp > 0 && !s->o.draft_greedy;
+}
+
+/* A place's candidates as they were offered, falling: behind the proposal before where that is known. */
+static struct ranking offered(const struct session *s, struct session_ranked *c,
+                              const struct kn_candidates *of, int32_t j)
+{
+    const int32_t k = c->n_top, at = j * k, before = j ? c->from[at - k] : 0;
+    const float *values = c->edges && before >= 0 ? c->scores + (at + before) * k : of->values + at;
+    struct ranking r = {c->ids + at, c->logp + at, c->from + at, k};
+    (void)s;
+    memcpy(r.ids, of->ids + at, (size_t)k * sizeof *r.ids);
+    memcpy(r.logp, values, (size_t)k * sizeof *r.logp);
+    for (int32_t i = 0; i < k; i++) r.from[i] = (int8_t)i;
+    fall(&r, 0);
+    return r;
+}
+
 struct session_ranked *session_ranked(struct session *s, struct session_started *b)
 {
     const uint32_t at = (b->offer - 1) % SESSION_RESULTS;
+    const struct session_source *x = &s->by[b->source - 1];
+    const struct kn_candidates *of = &s->candidates[at];
     struct session_ranked *c = &s->ranked[at];
     const struct kn_offer *o = &s->offers[at];
     if (b->ranked) return c;
     b->ranked = true;
-    c->of = s->candidates[at];
-    for (int32_t j = 0; o->usable && j < s->o.block - 1; j++) {
-        int32_t *ids = c->of.ids + (int64_t)j * s->n_top;
-        float *logp = c->of.values + (int64_t)j * s->n_top;
-        if (s->sampler.temp > 0 && !s->o.draft_greedy) {
-            couple(s, o->pos + 1 + j, o->ids[1 + j], ids, logp);
+    c->n_top = x->n_top, c->edges = x->of->edges, c->s = s, c->pos = o->pos;
+    const size_t places = (size_t)x->block - 1, k = (size_t)c->n_top;
+    if (c->edges) memcpy(c->scores, of->scores, places * k * k * sizeof *c->scores);
+    for (int32_t j = 0; o->usable && j < x->block - 1; j++) {
+        struct ranking r = offered(s, c, of, j);
+        if (coupled(s)) {
+            couple(s, o->pos + 1 + j, o->ids[1 + j], &r);
         } else {
-            likely(logp, s->n_top, o->logp[j]);
-            proposal_first(ids, logp, s->n_top, o->ids[1 + j], o->logp[j]);
+            likely(r.logp, r.n, o->logp[j]);
+            proposal_first(&r, o->ids[1 + j], o->logp[j]);
         }
     }
     return c;
+}
+
+/* By the scores of following that candidate; as couple where proposals are. A probability is one among the
+ * candidates: more is not known. */
+const float *session_behind(void *ctx, int32_t place, int32_t rank)
+{
+    struct session_ranked *c = ctx;
+    const struct session *s = c->s;
+    const int32_t k = c->n_top, at = place * k, before = c->from[at - k + rank];
+    const double temp = coupled(s) ? (double)s->sampler.temp : 1;
+    double x[KN_TOP], most = -INFINITY, sum = 0;
+    if (before < 0) return c->logp + at;
+    for (int32_t i = 0; i < k; i++) {
+        const int32_t from = c->from[at + i];
+        x[i] = from < 0 ? -INFINITY : (double)c->scores[(at + before) * k + from] / temp;
+        if (coupled(s)) x[i] += kn_noise(s->sampler.seed, c->pos + 1 + place, c->ids[at + i]);
+        if (!(x[i] > -INFINITY)) x[i] = -INFINITY;
+        if (x[i] > most) most = x[i];
+    }
+    for (int32_t i = 0; i < k; i++) sum += exp(x[i] - most);
+    for (int32_t i = 0; i < k; i++) c->row[i] = (float)(x[i] - most - log(sum));
+    return c->row;
 }

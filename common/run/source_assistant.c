@@ -17,17 +17,17 @@ struct context {
     int32_t *before;  /* device [1] */
 };
 
-static struct context *context_of(const struct session *s)
+static struct context *context_of(const struct session_source *x)
 {
-    return s->context;
+    return x->context;
 }
 
-static int open_context(struct session *s, int32_t pass_rows, struct err *e)
+static int open_context(struct session *s, struct session_source *x, int32_t pass_rows, struct err *e)
 {
-    const struct desc *d = s->source->model->d;
+    const struct desc *d = x->of->model->d;
     const size_t h = (size_t)d->n_embd_target * sizeof(float), y = (size_t)d->n_embd * sizeof(float),
                  scores = (size_t)d->n_clusters * sizeof(float);
-    struct context *c = s->context = mem_calloc(1, sizeof *c);
+    struct context *c = x->context = mem_calloc(1, sizeof *c);
     (void)pass_rows;
     if (!c || !(c->kv = mem_calloc((size_t)d->n_layer, sizeof *c->kv)))
         return err_set(e, ERR_IO, "out of memory (a drafter's context)");
@@ -35,9 +35,9 @@ static int open_context(struct session *s, int32_t pass_rows, struct err *e)
         const int32_t donor = desc_donor(s->target->d, &d->layer[i]);
         c->kv[i] = s->kv[donor];
         int rc = s->op->reserve_kv(s->be, 1, d->layer[i].n_head, &c->kv[i], d->layer[i].window);
-        if (rc) return model_failed(s->source->model, "reserve", rc, e);
+        if (rc) return model_failed(x->of->model, "reserve", rc, e);
     }
-    if (late_open(s, &c->late, e)) return -1;
+    if (late_open(s, x, &c->late, e)) return -1;
     c->h = s->op->alloc(s->be, h);
     c->y = s->op->alloc(s->be, y);
     c->before = s->op->alloc(s->be, sizeof *c->before);
@@ -48,27 +48,27 @@ static int open_context(struct session *s, int32_t pass_rows, struct err *e)
     return 0;
 }
 
-static void close_context(struct session *s)
+static void close_context(struct session *s, struct session_source *x)
 {
-    struct context *c = context_of(s);
+    struct context *c = context_of(x);
     if (!c) return;
     late_close(s, &c->late);
     void *device[] = {c->h, c->y, c->scores, c->before};
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
     mem_free(c->kv);
     mem_free(c);
-    s->context = NULL;
+    x->context = NULL;
 }
 
-static int context(struct session *s, const struct session_rows *r, struct err *e)
+static int context(struct session *s, struct session_source *x, const struct session_rows *r, struct err *e)
 {
-    return late_keep(s, &context_of(s)->late, r, e);
+    return late_keep(s, x, &context_of(x)->late, r, e);
 }
 
-static int propose(struct session *s, bool all_rows, struct err *e)
+static int propose(struct session *s, struct session_source *x, bool all_rows, struct err *e)
 {
-    const int32_t n = s->o.block - 1, n_vocab = s->target->d->n_vocab;
-    const struct context *c = context_of(s);
+    const int32_t n = x->block - 1, n_vocab = s->target->d->n_vocab;
+    const struct context *c = context_of(x);
     const struct assistant_rows rows = {.late = c->late.rows,
                                         .slots = LATE_ROWS,
                                         .before = c->before,
@@ -94,26 +94,27 @@ static int propose(struct session *s, bool all_rows, struct err *e)
                                      .sampler = source_sampler(s),
                                      .out = s->d->ids + 1 + i,
                                      .logp = s->d->logp + i};
-        if (gemma4_assistant_step(s->source->model, s->target, &p, &rows, i, logits, e)) return -1;
+        if (gemma4_assistant_step(x->of->model, s->target, &p, &rows, i, logits, e)) return -1;
         int rc = s->op->pick(s->be, &pick);
-        if (rc) return model_failed(s->source->model, "pick", rc, e);
+        if (rc) return model_failed(x->of->model, "pick", rc, e);
     }
-    return 0;
+    return session_candidates(s, x, s->g->logits + (int64_t)all_rows * n_vocab, n, e);
 }
 
-static void *last(const struct session *s, int32_t pos, size_t *n)
+static void *last(const struct session *s, const struct session_source *x, int32_t pos, size_t *n)
 {
-    return late_at(s, &context_of(s)->late, pos, n);
+    (void)s;
+    return late_at(x, &context_of(x)->late, pos, n);
 }
 
-static int save(struct session *s, struct snap_writer *w, struct err *e)
+static int save(struct session *s, struct session_source *x, struct snap_writer *w, struct err *e)
 {
-    return late_save(s, &context_of(s)->late, w, e);
+    return late_save(s, x, &context_of(x)->late, w, e);
 }
 
-static int load(struct session *s, struct state *st, struct err *e)
+static int load(struct session *s, struct session_source *x, struct state *st, struct err *e)
 {
-    return late_load(s, &context_of(s)->late, st, e);
+    return late_load(s, x, &context_of(x)->late, st, e);
 }
 
 static const struct source_ops assistant = {.name = "assistant",
@@ -131,5 +132,6 @@ struct source source_assistant(struct model *m)
                            .model = m,
                            .rows = SESSION_MAX_ROWS,
                            .usual = m->d->block_size,
-                           .needs = {.hidden = true, .caches = true}};
+                           .needs = {.hidden = true, .caches = true},
+                           .tree = true};
 }

@@ -2,24 +2,26 @@
 #include "lookup.h"
 #include "session_impl.h"
 
-static int open_index(struct session *s, int32_t pass_rows, struct err *e)
+static int open_index(struct session *s, struct session_source *x, int32_t pass_rows, struct err *e)
 {
-    const struct source_lookup *x = (const struct source_lookup *)s->o.look;
+    const struct source_lookup *y = (const struct source_lookup *)x->of;
     (void)pass_rows;
     if (s->op->counts) return 0; /* nothing runs, and it is no memory of the device */
-    return lookup_open((struct lookup **)&s->look_context, s->g->positions, x->least, x->text, e);
+    return lookup_open((struct lookup **)&x->context, s->g->positions, y->least, y->text, e);
 }
 
-static void close_index(struct session *s)
+static void close_index(struct session *s, struct session_source *x)
 {
-    lookup_close(s->look_context);
-    s->look_context = NULL;
+    (void)s;
+    lookup_close(x->context);
+    x->context = NULL;
 }
 
-static int look(struct session *s, struct source_look *l, struct err *e)
+static int look(struct session *s, struct session_source *x, struct source_look *l, struct err *e)
 {
-    if (lookup_set(s->look_context, l->history, l->n, l->same, e)) return -1;
-    l->found = lookup_find(s->look_context, l->most, l->ids, &l->match);
+    (void)s;
+    if (lookup_set(x->context, l->history, l->n, l->same, e)) return -1;
+    l->found = lookup_find(x->context, l->most, l->ids, &l->match);
     return 0;
 }
 

@@ -23,18 +23,18 @@ struct context {
     int32_t *before; /* device [SESSION_MAX_ROWS] places in the cache */
 };
 
-static struct context *context_of(const struct session *s)
+static struct context *context_of(const struct session_source *x)
 {
-    return s->context;
+    return x->context;
 }
 
-static int open_context(struct session *s, int32_t pass_rows, struct err *e)
+static int open_context(struct session *s, struct session_source *x, int32_t pass_rows, struct err *e)
 {
     const size_t row = (size_t)s->target->d->n_embd * sizeof(float);
-    struct context *c = s->context = mem_calloc(1, sizeof *c);
+    struct context *c = x->context = mem_calloc(1, sizeof *c);
     if (!c) return err_set(e, ERR_IO, "out of memory (a drafter's context)");
-    if (session_new_caches(s, s->source->model, pass_rows, &c->kv, e)) return -1;
-    if (late_open(s, &c->late, e)) return -1;
+    if (session_new_caches(s, x->of->model, x, pass_rows, &c->kv, e)) return -1;
+    if (late_open(s, x, &c->late, e)) return -1;
     c->h = s->op->alloc(s->be, row);
     c->before = s->op->alloc(s->be, SESSION_MAX_ROWS * sizeof *c->before);
     if (!c->h || !c->before) return model_no_memory(s->be, e, "hidden states of a drafter");
@@ -42,27 +42,29 @@ static int open_context(struct session *s, int32_t pass_rows, struct err *e)
     return 0;
 }
 
-static void close_context(struct session *s)
+static void close_context(struct session *s, struct session_source *x)
 {
-    struct context *c = context_of(s);
+    struct context *c = context_of(x);
     if (!c) return;
-    session_free_caches(s, s->source->model, c->kv);
+    session_free_caches(s, x->of->model, c->kv);
     late_close(s, &c->late);
     s->op->free(s->be, c->h);
     s->op->free(s->be, c->before);
     mem_free(c);
-    s->context = NULL;
+    x->context = NULL;
 }
 
-static const struct kn_kv *caches(const struct session *s, int32_t *n)
+static const struct kn_kv *caches(const struct session *s, const struct session_source *x, int32_t *n)
 {
+    (void)s;
     *n = 1;
-    return context_of(s) ? context_of(s)->kv : NULL;
+    return context_of(x) ? context_of(x)->kv : NULL;
 }
 
-static void *last(const struct session *s, int32_t pos, size_t *n)
+static void *last(const struct session *s, const struct session_source *x, int32_t pos, size_t *n)
 {
-    return late_at(s, &context_of(s)->late, pos, n);
+    (void)s;
+    return late_at(x, &context_of(x)->late, pos, n);
 }
 
 static struct work draft_work(const struct session *s)
@@ -73,30 +75,31 @@ static struct work draft_work(const struct session *s)
 }
 
 /* The token at position 0 has no row. Positions of a prompt are known, and their places are positions too. */
-static int prompt_context(struct session *s, const struct session_rows *r, struct err *e)
+static int prompt_context(struct session *s, struct session_source *x, const struct session_rows *r,
+                          struct err *e)
 {
     struct work w = draft_work(s);
     const struct mtp_rows none = {0};
     const struct pass p = {.w = &w,
-                           .kv = context_of(s)->kv,
+                           .kv = context_of(x)->kv,
                            .n = r->n - 1,
                            .ids = r->ids + 1,
                            .pos = r->pos,
                            .origin = s->origin,
                            .features = (float *)r->features};
-    if (p.n && qwen35_mtp_context(s->source->model, s->target, &p, &none, e)) return -1;
-    return late_keep(s, &context_of(s)->late, r, e);
+    if (p.n && qwen35_mtp_context(x->of->model, s->target, &p, &none, e)) return -1;
+    return late_keep(s, x, &context_of(x)->late, r, e);
 }
 
 /* Rows of the history have positions that the host knows; those of a cycle, whose recording is one for all,
  * have not. */
-static int context(struct session *s, const struct session_rows *r, struct err *e)
+static int context(struct session *s, struct session_source *x, const struct session_rows *r, struct err *e)
 {
-    struct context *c = context_of(s);
+    struct context *c = context_of(x);
     struct work w = draft_work(s);
     const bool listed = r->pos >= s->g->d_pos && r->pos < s->g->d_pos + s->g->positions;
     struct mtp_rows rows = {.late = c->late.rows, .slots = LATE_ROWS};
-    if (listed && r->first_pos == 0) return prompt_context(s, r, e);
+    if (listed && r->first_pos == 0) return prompt_context(s, x, r, e);
     struct pass p = {.w = &w,
                      .kv = c->kv,
                      .n = r->n,
@@ -107,14 +110,14 @@ static int context(struct session *s, const struct session_rows *r, struct err *
                      .features = (float *)r->features};
     if (!listed) rows.before = c->before, rows.n_before = r->n;
     if (listed) rows.places = r->pos - 1;
-    return qwen35_mtp_context(s->source->model, s->target, &p, &rows, e) || late_keep(s, &c->late, r, e) ? -1
-                                                                                                         : 0;
+    return qwen35_mtp_context(x->of->model, s->target, &p, &rows, e) || late_keep(s, x, &c->late, r, e) ? -1
+                                                                                                        : 0;
 }
 
-static int propose(struct session *s, bool all_rows, struct err *e)
+static int propose(struct session *s, struct session_source *x, bool all_rows, struct err *e)
 {
-    const int32_t n = s->o.block - 1, n_vocab = s->target->d->n_vocab;
-    struct context *c = context_of(s);
+    const int32_t n = x->block - 1, n_vocab = s->target->d->n_vocab;
+    struct context *c = context_of(x);
     struct work w = draft_work(s);
     const struct mtp_rows rows = {
         .late = c->late.rows, .slots = LATE_ROWS, .before = c->before, .n_before = n};
@@ -137,29 +140,29 @@ static int propose(struct session *s, bool all_rows, struct err *e)
                                      .sampler = source_sampler(s),
                                      .out = s->d->ids + 1 + i,
                                      .logp = s->d->logp + i};
-        if (qwen35_mtp_step(s->source->model, s->target, &p, &rows, i, c->h, logits, e)) return -1;
+        if (qwen35_mtp_step(x->of->model, s->target, &p, &rows, i, c->h, logits, e)) return -1;
         int rc = s->op->pick(s->be, &pick);
-        if (rc) return model_failed(s->source->model, "pick", rc, e);
+        if (rc) return model_failed(x->of->model, "pick", rc, e);
     }
-    return 0;
+    return session_candidates(s, x, s->g->logits + (int64_t)all_rows * n_vocab, n, e);
 }
 
 /* ---- states: the cache, and the hidden state of the last position ---- */
 
-static int save(struct session *s, struct snap_writer *w, struct err *e)
+static int save(struct session *s, struct session_source *x, struct snap_writer *w, struct err *e)
 {
-    const struct context *c = context_of(s);
-    const struct desc_layer *y = &s->source->model->d->layer[0];
-    return state_save_layer(s, c->kv, y, s->n_past - 1, "DKV ", w, e) || late_save(s, &c->late, w, e) ? -1
-                                                                                                      : 0;
+    const struct context *c = context_of(x);
+    const struct desc_layer *y = &x->of->model->d->layer[0];
+    return state_save_layer(s, c->kv, y, s->n_past - 1, "DKV ", w, e) || late_save(s, x, &c->late, w, e) ? -1
+                                                                                                         : 0;
 }
 
-static int load(struct session *s, struct state *st, struct err *e)
+static int load(struct session *s, struct session_source *x, struct state *st, struct err *e)
 {
-    const struct context *c = context_of(s);
-    const struct desc_layer *y = &s->source->model->d->layer[0];
+    const struct context *c = context_of(x);
+    const struct desc_layer *y = &x->of->model->d->layer[0];
     return state_load_layer(st, s, c->kv, y, (int32_t)st->m.n_tokens - 1, "DKV ", e) ||
-                   late_load(s, &c->late, st, e)
+                   late_load(s, x, &c->late, st, e)
                ? -1
                : 0;
 }
@@ -180,5 +183,6 @@ struct source source_mtp(struct model *block)
                            .model = block,
                            .rows = SESSION_MAX_ROWS,
                            .usual = block->d->block_size,
-                           .needs = {.hidden = true}};
+                           .needs = {.hidden = true},
+                           .tree = true};
 }

@@ -1,5 +1,5 @@
 /* span.c - see span.h. In a span, cache after cache, keys of all positions and then values, and then the
- * source's last position; in a point, layer
+ * sources' last position; in a point, layer
  * after layer, the state and then the convolution's inputs. */
 #include "span.h"
 
@@ -7,43 +7,55 @@
 #include "session_impl.h"
 
 /* The caches of the target and behind them those of the source; those of size 0 are none. */
+enum { MODELS = 1 + SESSION_SOURCES };
 struct caches {
-    const struct kn_kv *kv[2];
-    const struct desc *d[2];
-    int32_t n[2];
-    int32_t late[2]; /* positions by which they end earlier than the stream */
+    const struct kn_kv *kv[MODELS];
+    const struct desc *d[MODELS];
+    int32_t n[MODELS];
+    int32_t late[MODELS]; /* positions by which they end earlier than the stream */
 };
 
 static struct caches caches_of(const struct session *s)
 {
     struct caches c = {.kv = {s->kv}, .d = {s->target->d}, .n = {s->target->d->n_layer}};
-    if (!s->source || !s->source->op->caches) return c;
-    c.kv[1] = s->source->op->caches(s, &c.n[1]);
-    c.d[1] = s->source->model ? s->source->model->d : NULL;
-    c.late[1] = s->source->op->last != NULL;
+    for (int32_t i = 0; i < s->n_sources; i++) {
+        const struct session_source *x = &s->by[i];
+        if (!x->of->op->caches) continue;
+        c.kv[1 + i] = x->of->op->caches(s, x, &c.n[1 + i]);
+        c.d[1 + i] = x->of->model ? x->of->model->d : NULL;
+        c.late[1 + i] = x->of->op->last != NULL;
+    }
     return c;
 }
 
-/* What the source keeps of position pos. */
-static void *last_of(const struct session *s, int32_t pos, size_t *n)
+/* What source i keeps of position pos. */
+static void *last_of(const struct session *s, int32_t i, int32_t pos, size_t *n)
 {
+    const struct session_source *x = &s->by[i];
     *n = 0;
-    return s->source && s->source->op->last ? s->source->op->last(s, pos, n) : NULL;
+    return x->of->op->last ? x->of->op->last(s, x, pos, n) : NULL;
 }
 
 bool span_possible(const struct session *s)
 {
-    return !s->source || s->source->op->caches || s->source->op->last ||
-           (!s->source->op->context && !s->source->op->save);
+    if (s->pool) return false; /* what is held is no function of the positions */
+    for (int32_t i = 0; i < s->n_sources; i++) {
+        const struct source_ops *op = s->by[i].of->op;
+        if (!op->caches && !op->last && (op->context || op->save)) return false;
+    }
+    return true;
 }
 
 uint64_t span_bytes(const struct session *s, int32_t n)
 {
     const struct caches c = caches_of(s);
-    size_t last;
-    last_of(s, 0, &last);
-    uint64_t bytes = last;
-    for (int w = 0; w < 2; w++)
+    uint64_t bytes = 0;
+    for (int32_t i = 0; i < s->n_sources; i++) {
+        size_t last;
+        last_of(s, i, 0, &last);
+        bytes += last;
+    }
+    for (int w = 0; w < MODELS; w++)
         for (int32_t i = 0; i < c.n[w]; i++) {
             const struct kn_kv *kv = &c.kv[w][i];
             if (!kv->k) continue;
@@ -76,10 +88,14 @@ static int move(struct session *s, const struct kn_kv *kv, const struct part *p,
 /* What the source keeps of the position before at, which is wanted where the stream will stand there. */
 static int move_last(struct session *s, int32_t at, int32_t end, uint8_t *host, bool put, struct err *e)
 {
-    size_t n;
-    void *device = last_of(s, at - 1, &n);
-    if (!n || (put && at != end)) return 0;
-    int rc = put ? s->op->upload(s->be, device, host, n) : s->op->download(s->be, host, device, n);
+    int rc = 0;
+    for (int32_t i = 0; i < s->n_sources && !rc; i++) {
+        size_t n;
+        void *device = last_of(s, i, at - 1, &n);
+        if (!n || (put && at != end)) continue;
+        rc = put ? s->op->upload(s->be, device, host, n) : s->op->download(s->be, host, device, n);
+        host += n;
+    }
     return rc ? model_failed(s->target, put ? "upload" : "download", rc, e) : 0;
 }
 
@@ -89,7 +105,7 @@ static int move_all(struct session *s, int32_t first, int32_t n, int32_t end, ui
                     struct err *e)
 {
     const struct caches c = caches_of(s);
-    for (int w = 0; w < 2; w++)
+    for (int w = 0; w < MODELS; w++)
         for (int32_t i = 0; i < c.n[w]; i++) {
             const struct kn_kv *kv = &c.kv[w][i];
             const int32_t window = c.d[w] ? c.d[w]->layer[i].window : 0;

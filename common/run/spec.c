@@ -81,7 +81,7 @@ static int write_draft_rows(struct session *s, const struct spec_options *o, str
 }
 
 /* The logits of the first block, from a draft of their own: the same bits as the first cycle's. */
-static int draft_logits(struct session *s, const struct spec_options *o, int32_t anchor, struct err *e)
+static int block_logits(struct session *s, const struct spec_options *o, int32_t anchor, struct err *e)
 {
     int32_t proposals[SESSION_MAX_ROWS];
     bool usable;
@@ -121,7 +121,7 @@ static int take_cycle(const struct session *s, const struct spec_options *o, str
     if (c->result.idle_s > st->idle_max_s) st->idle_max_s = c->result.idle_s;
     st->nan_cycles += !c->usable;
     st->tried += c->rows - 1;
-    if (c->block && o->proposals && o->proposals(o->ctx, c->block + 1, s->o.block - 1, e)) return -1;
+    if (c->block && o->proposals && o->proposals(o->ctx, c->block + 1, c->n_block - 1, e)) return -1;
     /* Accepted proposals are the picks before the first that differs, and that one follows them. Where a row
      * that stays came to no number, what stands before it is written as it is without a drafter, and may end
      * the run. */
@@ -186,7 +186,7 @@ static void choose_planner(struct spec_run *u)
     const struct spec_options *o = u->o;
     const int32_t block = s->source ? s->o.block : 1, most = s->o.look ? s->o.look->rows : block,
                   width = o->width ? o->width : block;
-    u->every = (struct plan){.draft = s->source, .rows = s->source ? width : 1};
+    u->every = (struct plan){.draft = s->source != NULL, .rows = s->source ? width : 1};
     u->looks = (struct plan_looks){.draft = s->source && !o->look_only,
                                    .width = width,
                                    .rows = o->width && o->width < most ? o->width : most,
@@ -242,7 +242,7 @@ int spec_width_check(int32_t width, int32_t block, const struct source *look, st
 
 static int check(const struct session *s, const struct spec_options *o, struct err *e)
 {
-    int64_t need = s->n_past + s->anchored + o->n + (s->source ? s->o.block : 1) - 1;
+    int64_t need = s->n_past + s->anchored + o->n + session_block(s) - 1;
     if (o->n < 1)
         return err_set(e, ERR_USAGE, "nothing to generate (expected 1 token or more, got %" PRId64 ")", o->n);
     if (need > s->o.ctx)
@@ -272,7 +272,7 @@ int spec_begin(struct spec_run *u, struct session *s, const struct spec_options 
     st->first_s = now() - start;
     if (write_out(s, o, st, &anchor, NULL, 1, &u->ended, e)) return -1;
     u->ended = u->ended || st->generated == o->n || interrupted(o, st);
-    if (!u->ended && draft_logits(s, o, anchor, e)) return -1;
+    if (!u->ended && block_logits(s, o, anchor, e)) return -1;
     u->start = now();
     if (session_cycles_begin(s, anchor, &o->sampler, e)) return -1;
     u->s = s;

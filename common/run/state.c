@@ -19,22 +19,24 @@ enum {
 
 /* ---- META ---- */
 
-/* What the source's model is called in a state: a drafter. NULL where there is none. */
-static const struct desc *drafter_of(const struct session *s)
+/* The sources' models: drafters. Returns how many. */
+static int32_t drafters_of(const struct session *s, const struct desc *d[PLAN_SOURCES])
 {
-    return s->source && s->source->model ? s->source->model->d : NULL;
+    int32_t n = 0;
+    for (int32_t i = 0; i < s->n_sources; i++)
+        if (s->by[i].of->model) d[n++] = s->by[i].of->model->d;
+    return n;
 }
 
-/* The types of a model's layers; kv_type becomes theirs. true: there is more than one, or another than
- * kv_type was. */
+/* The types of a model's layers; kv_type becomes theirs. place: -1 of the target, else of a drafter's first
+ * layer among those of all. true: there is more than one, or another than kv_type was. */
 static bool types_of(struct state_meta *m, const struct desc *d, const struct session_options *o,
-                     bool drafter)
+                     int32_t place, struct kn_kv_types *y)
 {
     const struct kn_kv_types none = {KN_TYPE_NONE, KN_TYPE_NONE};
     bool mixed = false;
-    for (int i = 0; i < d->n_layer; i++) {
-        struct kn_kv_types *y = &m->kv[drafter][i];
-        *y = d->layer[i].recurrent ? none : session_kv(o, drafter, i);
+    for (int i = 0; i < d->n_layer; i++, y++) {
+        *y = d->layer[i].recurrent ? none : session_kv(o, place >= 0, place < 0 ? i : place + i);
         if (d->layer[i].recurrent) continue;
         if (m->kv_type == KN_TYPE_NONE) m->kv_type = y->k;
         mixed |= y->k != m->kv_type || y->v != m->kv_type;
@@ -42,29 +44,33 @@ static bool types_of(struct state_meta *m, const struct desc *d, const struct se
     return mixed;
 }
 
-/* d: NULL without a drafter. */
-static void meta_of(const struct desc *t, const struct desc *d, const struct session_options *o,
-                    int32_t n_past, struct state_meta *m)
+static void meta_of(const struct desc *t, const struct desc *const *d, int32_t n_drafters,
+                    const struct session_options *o, int32_t n_past, struct state_meta *m)
 {
+    int32_t place = 0;
     *m = (struct state_meta){.n_tokens = (uint32_t)n_past,
                              .chunk = (uint32_t)o->chunk,
                              .n_vocab = (uint32_t)t->n_vocab,
-                             .n_layer = (uint32_t)t->n_layer};
+                             .n_layer = (uint32_t)t->n_layer,
+                             .n_drafters = (uint32_t)n_drafters};
     memcpy(m->target_id, t->identity, 16);
     snprintf(m->target, STATE_NAME, "%s", t->name);
     m->sparse = o->sparse;
     m->kv_type = KN_TYPE_NONE;
-    bool mixed = types_of(m, t, o, false);
-    if (d && desc_draft_caches(d)) mixed |= types_of(m, d, o, true);
+    bool mixed = types_of(m, t, o, -1, m->kv);
+    for (int32_t k = 0; k < n_drafters; k++) {
+        struct state_drafter *y = &m->by[k];
+        if (desc_draft_caches(d[k])) mixed |= types_of(m, d[k], o, place, y->kv);
+        place += desc_draft_caches(d[k]);
+        y->n_layer = (uint32_t)desc_draft_caches(d[k]);
+        y->parts = desc_reads_hidden(d[k]) ? STATE_HIDDEN : 0;
+        y->n_taps = (uint32_t)d[k]->n_taps;
+        memcpy(y->id, d[k]->identity, 16);
+        snprintf(y->name, STATE_NAME, "%s", d[k]->name);
+        for (int i = 0; i < d[k]->n_taps; i++) y->taps[i] = (uint32_t)d[k]->taps[i];
+    }
     if (mixed) m->kv_type = STATE_MIXED;
     if (!mixed && m->kv_type == KN_TYPE_NONE) m->kv_type = o->kv.k; /* no layer has any */
-    if (!d) return;
-    m->n_draft_layer = (uint32_t)desc_draft_caches(d);
-    m->parts = desc_reads_hidden(d) ? STATE_HIDDEN : 0;
-    m->n_taps = (uint32_t)d->n_taps;
-    memcpy(m->drafter_id, d->identity, 16);
-    snprintf(m->drafter, STATE_NAME, "%s", d->name);
-    for (int i = 0; i < d->n_taps; i++) m->taps[i] = (uint32_t)d->taps[i];
 }
 
 /* ---- caches ---- */
@@ -157,12 +163,11 @@ out:
 static struct kn_kv saved_cache(const struct state *st, const struct session *s, const struct kn_kv *kv,
                                 const struct desc_layer *y)
 {
-    const struct desc *t = s->target->d, *d = drafter_of(s);
+    const struct desc *d[PLAN_SOURCES], *t = s->target->d;
     struct kn_kv from = *kv;
-    if (y >= t->layer && y < t->layer + t->n_layer)
-        from.type = st->m.kv[0][y - t->layer];
-    else if (d && y >= d->layer && y < d->layer + d->n_layer)
-        from.type = st->m.kv[1][y - d->layer];
+    if (y >= t->layer && y < t->layer + t->n_layer) from.type = st->m.kv[y - t->layer];
+    for (int32_t i = 0, n = drafters_of(s, d); i < n && st->loading; i++)
+        if (y >= d[i]->layer && y < d[i]->layer + d[i]->n_layer) from.type = st->loading->kv[y - d[i]->layer];
     return from;
 }
 
@@ -276,12 +281,15 @@ int state_save(struct session *s, struct io_out *o, struct err *e)
     struct snap_writer w;
     struct state_meta m;
     uint8_t meta[STATE_META_MOST];
+    if (s->pool)
+        return err_set(e, ERR_USAGE, "a stream with a pool of %d positions cannot be saved", s->o.pool);
     if (session_settle_anchor(s, e)) return -1;
     if (s->n_past < 1 || s->logits_rows != 1 || s->logits_pos != s->n_past - 1)
         return err_set(e, ERR_USAGE,
                        "nothing to save (expected a session that has been prefilled, or has generated)");
     if (session_settle(s, e)) return -1;
-    meta_of(s->target->d, drafter_of(s), &s->o, s->n_past, &m);
+    const struct desc *drafters[PLAN_SOURCES];
+    meta_of(s->target->d, drafters, drafters_of(s, drafters), &s->o, s->n_past, &m);
     m.gaps = s->gaps;
     size_t size = state_meta_pack(&m, meta);
     if (snap_begin(&w, o, e) || snap_put(&w, "META", meta, size, e)) return -1;
@@ -294,7 +302,8 @@ int state_save(struct session *s, struct io_out *o, struct err *e)
                 ? save_delta(s, i, &w, e)
                 : state_save_layer(s, &s->kv[i], &s->target->d->layer[i], s->n_past, "KV  ", &w, e))
             return -1;
-    if (s->source && s->source->op->save && s->source->op->save(s, &w, e)) return -1;
+    for (int32_t i = 0; i < s->n_sources; i++)
+        if (s->by[i].of->op->save && s->by[i].of->op->save(s, &s->by[i], &w, e)) return -1;
     return snap_end(&w, e);
 }
 
@@ -307,36 +316,52 @@ static void id_text(const char *name, const uint8_t *id, char out[STATE_NAME + 3
 }
 
 /* What a drafter's context is made of. */
-static void context_text(const struct state_meta *m, char *out, size_t size)
+static void context_text(const struct state_drafter *d, char *out, size_t size)
 {
     size_t used = 0;
-    if (m->parts & STATE_HIDDEN) {
+    if (d->parts & STATE_HIDDEN) {
         snprintf(out, size, "the last hidden state");
         return;
     }
     used = (size_t)snprintf(out, size, "taps");
-    for (uint32_t i = 0; i < m->n_taps && used < size; i++)
-        used += (size_t)snprintf(out + used, size - used, " %" PRIu32, m->taps[i]);
+    for (uint32_t i = 0; i < d->n_taps && used < size; i++)
+        used += (size_t)snprintf(out + used, size - used, " %" PRIu32, d->taps[i]);
 }
 
-static int check_drafter(const struct state *st, const struct state_meta *own, struct err *e)
+/* Which of the state's drafters is it? -1: none. */
+static int32_t saved_drafter(const struct state *st, const struct state_drafter *own)
+{
+    for (uint32_t i = 0; i < st->m.n_drafters; i++) {
+        const struct state_drafter *d = &st->m.by[i];
+        if (!memcmp(d->id, own->id, 16) && d->n_taps == own->n_taps && d->parts == own->parts &&
+            !memcmp(d->taps, own->taps, own->n_taps * sizeof own->taps[0]))
+            return (int32_t)i;
+    }
+    return -1;
+}
+
+static int check_drafter(const struct state *st, const struct state_drafter *own, struct err *e)
 {
     char want[STATE_NAME + 32], got[STATE_NAME + 32], want_of[256], got_of[256];
-    if (!own->n_draft_layer && !own->parts) return 0;
-    if (!memcmp(st->m.drafter_id, own->drafter_id, 16) && st->m.n_taps == own->n_taps &&
-        st->m.parts == own->parts && !memcmp(st->m.taps, own->taps, own->n_taps * sizeof own->taps[0]))
-        return 0;
-    id_text(own->drafter, own->drafter_id, want);
+    const int32_t at = saved_drafter(st, own);
+    if (!own->n_layer && !own->parts) return 0;
+    if (at >= 0 && own->n_layer != st->m.by[at].n_layer)
+        return err_set(e, ERR_FORMAT, "%s: drafter layers (expected %" PRIu32 ", got %" PRIu32 ")", st->name,
+                       own->n_layer, st->m.by[at].n_layer);
+    if (at >= 0) return 0;
+    id_text(own->name, own->id, want);
     context_text(own, want_of, sizeof want_of);
-    id_text(st->m.drafter, st->m.drafter_id, got);
-    context_text(&st->m, got_of, sizeof got_of);
-    if (!st->m.n_draft_layer && !st->m.parts)
+    if (!st->m.n_drafters) {
         err_set(e, ERR_FORMAT, "%s: holds no context for a drafter, and %s needs it (expected %s, got none)",
                 st->name, want, want_of);
-    else
+    } else {
+        const struct state_drafter *last = &st->m.by[st->m.n_drafters - 1];
+        id_text(last->name, last->id, got);
+        context_text(last, got_of, sizeof got_of);
         err_set(e, ERR_FORMAT,
                 "%s: holds the context of another drafter (expected %s with %s, got %s with %s)", st->name,
                 want, want_of, got, got_of);
+    }
     return err_hint(e, "make the state with this drafter: dflash-prefill -m TARGET -d DRAFTER");
 }
 
@@ -347,24 +372,18 @@ static void types_text(struct kn_kv_types y, char out[32])
     snprintf(out, 32, "%s%s%s", k, y.k == y.v ? "" : ",", y.k == y.v ? "" : v);
 }
 
-/* The types of the caches that both have. */
-static int check_types(const struct state *st, const struct state_meta *own, struct err *e)
+static int check_layer_types(const struct state *st, const struct kn_kv_types *own,
+                             const struct kn_kv_types *saved, uint32_t n, const char *role, struct err *e)
 {
-    const uint32_t n[2] = {own->n_layer, own->n_draft_layer}, got_n[2] = {st->m.n_layer, st->m.n_draft_layer};
     char want[32], got[32];
-    if (own->kv_type != st->m.kv_type && own->kv_type != STATE_MIXED && st->m.kv_type != STATE_MIXED)
-        return err_set(e, ERR_FORMAT, "%s: was made with another cache type (expected %s, got %s)", st->name,
-                       kn_kv_name(own->kv_type), kn_kv_name(st->m.kv_type));
-    for (int d = 0; d < 2; d++)
-        for (uint32_t i = 0; i < n[d] && i < got_n[d]; i++) {
-            const struct kn_kv_types a = own->kv[d][i], b = st->m.kv[d][i];
-            if (a.k == KN_TYPE_NONE || (a.k == b.k && a.v == b.v)) continue;
-            types_text(a, want);
-            types_text(b, got);
-            return err_set(e, ERR_FORMAT,
-                           "%s: was made with another cache type (%s layer %" PRIu32 ": expected %s, got %s)",
-                           st->name, d ? "drafter" : "target", i, want, got);
-        }
+    for (uint32_t i = 0; i < n; i++) {
+        if (own[i].k == KN_TYPE_NONE || (own[i].k == saved[i].k && own[i].v == saved[i].v)) continue;
+        types_text(own[i], want);
+        types_text(saved[i], got);
+        return err_set(e, ERR_FORMAT,
+                       "%s: was made with another cache type (%s layer %" PRIu32 ": expected %s, got %s)",
+                       st->name, role, i, want, got);
+    }
     return 0;
 }
 
@@ -388,20 +407,38 @@ static int check_sparse(const struct state *st, const struct state_meta *own, st
         st->name, (double)a->alpha, a->dense, (double)b->alpha, b->dense);
 }
 
-int state_check(const struct state *st, const struct desc *target, const struct desc *drafter,
-                const struct session_options *o, struct err *e)
+/* The types of the caches that both have. */
+static int check_types(const struct state *st, const struct state_meta *own, struct err *e)
+{
+    const uint32_t layers = own->n_layer < st->m.n_layer ? own->n_layer : st->m.n_layer;
+    if (own->kv_type != st->m.kv_type && own->kv_type != STATE_MIXED && st->m.kv_type != STATE_MIXED)
+        return err_set(e, ERR_FORMAT, "%s: was made with another cache type (expected %s, got %s)", st->name,
+                       kn_kv_name(own->kv_type), kn_kv_name(st->m.kv_type));
+    if (check_layer_types(st, own->kv, st->m.kv, layers, "target", e)) return -1;
+    for (uint32_t k = 0; k < own->n_drafters; k++) {
+        const int32_t at = saved_drafter(st, &own->by[k]);
+        if (at < 0) continue;
+        const struct state_drafter *d = &st->m.by[at];
+        const uint32_t n = own->by[k].n_layer < d->n_layer ? own->by[k].n_layer : d->n_layer;
+        if (check_layer_types(st, own->by[k].kv, d->kv, n, "drafter", e)) return -1;
+    }
+    return 0;
+}
+
+int state_check(const struct state *st, const struct desc *target, const struct desc *const *drafters,
+                int32_t n, const struct session_options *o, struct err *e)
 {
     struct state_meta own;
     char want[STATE_NAME + 32], got[STATE_NAME + 32];
-    meta_of(target, drafter, o, 0, &own);
+    meta_of(target, drafters, n, o, 0, &own);
     id_text(own.target, own.target_id, want);
     id_text(st->m.target, st->m.target_id, got);
     if (memcmp(st->m.target_id, own.target_id, 16)) {
         err_set(e, ERR_FORMAT, "%s: was made with another target (expected %s; got %s%s)", st->name, want,
                 got, strcmp(own.target, st->m.target) ? "" : ", a file of the same name and other contents");
-        return err_hint(
-            e,
-            "dflash-inspect names the model that a state wants, and prints the identity of a model's file");
+        return err_hint(e, "dflash-inspect names the model that a state wants, and prints the identity of a "
+                           "model's file; keys "
+                           "of --override-kv count");
     }
     if (check_sparse(st, &own, e)) return -1;
     if (st->m.gaps.n_text && session_gaps_check(target, e)) return err_prefix(e, "%s", st->name);
@@ -416,10 +453,8 @@ int state_check(const struct state *st, const struct desc *target, const struct 
                        "%s: sizes do not fit the target (expected %" PRIu32 " layers, %" PRIu32
                        " ids, got %" PRIu32 " and %" PRIu32 ")",
                        st->name, own.n_layer, own.n_vocab, st->m.n_layer, st->m.n_vocab);
-    if (check_drafter(st, &own, e)) return -1;
-    if (own.n_draft_layer && own.n_draft_layer != st->m.n_draft_layer)
-        return err_set(e, ERR_FORMAT, "%s: drafter layers (expected %" PRIu32 ", got %" PRIu32 ")", st->name,
-                       own.n_draft_layer, st->m.n_draft_layer);
+    for (uint32_t k = 0; k < own.n_drafters; k++)
+        if (check_drafter(st, &own.by[k], e)) return -1;
     if ((int64_t)st->m.n_tokens > o->ctx)
         return err_set(e, ERR_USAGE,
                        "%s: does not fit the context (expected at most %d tokens, got %" PRIu32 ")", st->name,
@@ -464,22 +499,32 @@ static int load_logits(struct state *st, struct session *s, struct err *e)
     return rc ? model_failed(s->target, "upload", rc, e) : 0;
 }
 
-static int load_source(struct state *st, struct session *s, struct err *e)
+/* The sections of one of the state's drafters: into the source that they are of, or past them. */
+static int load_drafter(struct state *st, struct session *s, const struct state_drafter *d, struct err *e)
 {
-    if (s->source && s->source->op->load && s->source->op->load(s, st, e)) return -1;
-    for (uint32_t i = 0; i < st->m.n_draft_layer && !drafter_of(s); i++)
+    for (int32_t i = 0; i < s->n_sources; i++) {
+        struct session_source *x = &s->by[i];
+        const struct desc *own = x->of->model ? x->of->model->d : NULL;
+        if (!own || memcmp(own->identity, d->id, 16) || !x->of->op->load) continue;
+        st->loading = d;
+        return x->of->op->load(s, x, st, e);
+    }
+    for (uint32_t i = 0; i < d->n_layer; i++)
         if (state_section(st, "DKV ", 0, e) || snap_skip(&st->r, e)) return -1;
-    if (st->m.parts & STATE_HIDDEN && !drafter_of(s))
-        return state_section(st, "DHID", 0, e) || snap_skip(&st->r, e) ? -1 : 0;
+    if (d->parts & STATE_HIDDEN) return state_section(st, "DHID", 0, e) || snap_skip(&st->r, e) ? -1 : 0;
     return 0;
 }
 
 int state_restore(struct state *st, struct session *s, struct err *e)
 {
+    if (s->pool)
+        return err_set(e, ERR_USAGE, "%s: a state cannot go on with a pool of %d positions", st->name,
+                       s->o.pool);
     if (s->n_past)
         return err_set(e, ERR_USAGE, "%s: a state goes into a new session (expected position 0, got %d)",
                        st->name, s->n_past);
-    if (state_check(st, s->target->d, drafter_of(s), &s->o, e) || session_turn(s, e) ||
+    const struct desc *drafters[PLAN_SOURCES];
+    if (state_check(st, s->target->d, drafters, drafters_of(s, drafters), &s->o, e) || session_turn(s, e) ||
         load_history(st, s, e) || load_gaps(st, s, e) || load_logits(st, s, e))
         return -1;
     for (int i = 0; i < s->target->d->n_layer; i++)
@@ -487,7 +532,11 @@ int state_restore(struct state *st, struct session *s, struct err *e)
                                              : state_load_layer(st, s, &s->kv[i], &s->target->d->layer[i],
                                                                 (int32_t)st->m.n_tokens, "KV  ", e))
             return -1;
-    if (load_source(st, s, e)) return -1;
+    for (uint32_t i = 0; i < st->m.n_drafters; i++)
+        if (load_drafter(st, s, &st->m.by[i], e)) return -1;
+    for (int32_t i = 0; i < s->n_sources; i++) /* without a model: made of the history */
+        if (!s->by[i].of->model && s->by[i].of->op->load && s->by[i].of->op->load(s, &s->by[i], st, e))
+            return -1;
     int rc = snap_next(&st->r, e);
     if (rc > 0)
         err_set(e, ERR_FORMAT, "%s: section out of order (expected the end, got %s)", st->name, st->r.tag);

@@ -19,6 +19,41 @@ uint32_t state_get_u32(const uint8_t *p)
     return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
+static uint8_t *taps_pack(const struct state_drafter *d, uint8_t *at)
+{
+    for (uint32_t i = 0; i < d->n_taps; i++, at += 4) state_put_u32(at, d->taps[i]);
+    return at;
+}
+
+static uint8_t *types_pack(const struct state_meta *m, const struct kn_kv_types *y, uint32_t n, uint8_t *at)
+{
+    for (uint32_t i = 0; m->kv_type == STATE_MIXED && i < n; i++, at += 8) {
+        state_put_u32(at, y[i].k);
+        state_put_u32(at + 4, y[i].v);
+    }
+    return at;
+}
+
+static uint8_t *second_pack(const struct state_meta *m, uint8_t *at)
+{
+    const struct state_drafter *d = &m->by[1];
+    state_put_u32(at, d->n_layer);
+    state_put_u32(at + 4, d->n_taps);
+    state_put_u32(at + 8, d->parts);
+    memcpy(at + 12, d->id, 16);
+    memcpy(at + 28, d->name, STATE_NAME);
+    return types_pack(m, d->kv, d->n_layer, taps_pack(d, at + STATE_META_SECOND));
+}
+
+static uint8_t *sparse_pack(const struct state_meta *m, uint8_t *at)
+{
+    uint32_t alpha;
+    memcpy(&alpha, &m->sparse.alpha, 4);
+    state_put_u32(at, alpha);
+    state_put_u32(at + 4, (uint32_t)m->sparse.dense);
+    return at + 8;
+}
+
 static uint8_t *gaps_pack(const struct session_gaps *g, uint8_t *p)
 {
     uint32_t keep;
@@ -30,119 +65,165 @@ static uint8_t *gaps_pack(const struct session_gaps *g, uint8_t *p)
     return p + 16 + STATE_NAME;
 }
 
-static int gaps_unpack(struct state_meta *m, const uint8_t *p, const char *name, struct err *e)
-{
-    struct session_gaps *g = &m->gaps;
-    uint32_t v[3];
-    for (int i = 0; i < 3; i++, p += 4) v[i] = state_get_u32(p);
-    memcpy(&g->keep, &v[2], 4);
-    memcpy(g->scorer_id, p, 16);
-    memcpy(g->scorer, p + 16, STATE_NAME);
-    g->scorer[STATE_NAME - 1] = 0;
-    if (v[0] > SESSION_MAX_CTX || !v[1] || v[1] > v[0] || v[1] > m->n_tokens ||
-        !(g->keep > 0 && g->keep <= 1))
-        return err_set(e, ERR_FORMAT,
-                       "%s: section META: a compressed prompt that cannot be (%" PRIu32 " of %" PRIu32
-                       " tokens kept, of %" PRIu32 " positions; fraction %g)",
-                       name, v[1], v[0], m->n_tokens, (double)g->keep);
-    g->n_text = (int32_t)v[0], g->n_kept = (int32_t)v[1];
-    return 0;
-}
-
 size_t state_meta_pack(const struct state_meta *m, uint8_t *p)
 {
-    const uint32_t v[8] = {
-        m->n_tokens, m->chunk,
-        m->kv_type,  m->n_vocab,
-        m->n_layer,  m->n_draft_layer,
-        m->n_taps,   m->parts | (m->sparse.on ? STATE_SPARSE : 0) | (m->gaps.n_text ? STATE_GAPS : 0)};
+    const struct state_drafter *d = m->by;
+    const uint32_t parts = d->parts | (m->n_drafters > 1 ? STATE_BESIDE : 0) |
+                           (m->sparse.on ? STATE_SPARSE : 0) | (m->gaps.n_text ? STATE_GAPS : 0);
+    const uint32_t v[8] = {m->n_tokens, m->chunk,   m->kv_type, m->n_vocab,
+                           m->n_layer,  d->n_layer, d->n_taps,  parts};
     for (int i = 0; i < 8; i++) state_put_u32(p + 4 * i, v[i]);
     memcpy(p + 32, m->target_id, 16);
-    memcpy(p + 48, m->drafter_id, 16);
+    memcpy(p + 48, d->id, 16);
     memcpy(p + 64, m->target, STATE_NAME);
-    memcpy(p + 64 + STATE_NAME, m->drafter, STATE_NAME);
-    uint8_t *at = p + STATE_META_FIXED;
-    for (uint32_t i = 0; i < m->n_taps; i++, at += 4) state_put_u32(at, m->taps[i]);
-    for (uint32_t i = 0; m->kv_type == STATE_MIXED && i < m->n_layer + m->n_draft_layer; i++, at += 8) {
-        const struct kn_kv_types *y = i < m->n_layer ? &m->kv[0][i] : &m->kv[1][i - m->n_layer];
-        state_put_u32(at, y->k);
-        state_put_u32(at + 4, y->v);
-    }
-    if (m->sparse.on) {
-        uint32_t alpha;
-        memcpy(&alpha, &m->sparse.alpha, 4);
-        state_put_u32(at, alpha);
-        state_put_u32(at + 4, (uint32_t)m->sparse.dense);
-        at += 8;
-    }
+    memcpy(p + 64 + STATE_NAME, d->name, STATE_NAME);
+    uint8_t *at = taps_pack(d, p + STATE_META_FIXED);
+    at = types_pack(m, m->kv, m->n_layer, at);
+    at = types_pack(m, d->kv, d->n_layer, at);
+    if (m->n_drafters > 1) at = second_pack(m, at);
+    if (m->sparse.on) at = sparse_pack(m, at);
     if (m->gaps.n_text) at = gaps_pack(&m->gaps, at);
     return (size_t)(at - p);
 }
 
-/* The types of every layer, from p on where they differ. */
-static int types_unpack(struct state_meta *m, const uint8_t *p, const char *name, struct err *e)
+/* META's bytes, from the front. */
+struct meta_reader {
+    const uint8_t *p;
+    uint64_t size, at;
+    const char *name;
+};
+
+/* n more of them; NULL: they are not there. */
+static const uint8_t *take(struct meta_reader *r, uint64_t n, const char *what, struct err *e)
 {
-    const uint32_t n[2] = {m->n_layer, m->n_draft_layer};
-    if (n[0] > DESC_MAX_LAYERS || n[1] > DESC_MAX_LAYERS)
+    const uint8_t *p = r->p + r->at;
+    if (n <= r->size - r->at) {
+        r->at += n;
+        return p;
+    }
+    err_set(e, ERR_FORMAT,
+            "%s: section META has the wrong size (expected %" PRIu64 " or more for %s, got %" PRIu64 ")",
+            r->name, r->at + n, what, r->size);
+    return NULL;
+}
+
+static int read_taps(struct meta_reader *r, struct state_drafter *d, struct err *e)
+{
+    const uint8_t *p;
+    if (d->n_taps > DESC_MAX_TAPS)
         return err_set(e, ERR_FORMAT,
-                       "%s: layers out of range (expected at most %d, got %" PRIu32 " and %" PRIu32 ")", name,
-                       DESC_MAX_LAYERS, n[0], n[1]);
-    for (int d = 0; d < 2; d++)
-        for (uint32_t i = 0; i < n[d]; i++) {
-            struct kn_kv_types *y = &m->kv[d][i];
-            *y = (struct kn_kv_types){m->kv_type, m->kv_type};
-            if (m->kv_type != STATE_MIXED) continue;
-            *y = (struct kn_kv_types){state_get_u32(p), state_get_u32(p + 4)};
-            p += 8;
-            if (y->k == KN_TYPE_NONE && y->v == KN_TYPE_NONE) continue;
-            if (!kn_kv_known(y->k) || !kn_kv_known(y->v))
-                return err_set(e, ERR_FORMAT,
-                               "%s: cache type not supported (%s layer %" PRIu32 ": expected " KN_KV_TYPES
-                               ", got numbers %" PRIu32 " and %" PRIu32 ")",
-                               name, d ? "drafter" : "target", i, y->k, y->v);
-        }
+                       "%s: section META: taps out of range (expected at most %d, got %" PRIu32 ")", r->name,
+                       DESC_MAX_TAPS, d->n_taps);
+    if (!(p = take(r, 4ull * d->n_taps, "taps", e))) return -1;
+    for (uint32_t i = 0; i < d->n_taps; i++) d->taps[i] = state_get_u32(p + 4 * i);
     return 0;
 }
 
-static int sparse_unpack(struct state_meta *m, const uint8_t *p, const char *name, struct err *e)
+static int read_sparse(struct meta_reader *r, struct state_meta *m, struct err *e)
 {
+    const uint8_t *p = take(r, 8, "sparse prompts", e);
+    if (!p) return -1;
     const uint32_t alpha = state_get_u32(p), dense = state_get_u32(p + 4);
     memcpy(&m->sparse.alpha, &alpha, 4);
     m->sparse.dense = (int32_t)dense;
     if (m->sparse.alpha >= 0 && m->sparse.alpha < INFINITY && dense <= DESC_MAX_LAYERS) return 0;
     return err_set(e, ERR_FORMAT, "%s: section META: sparse prompts of %g with %" PRIu32 " dense layers",
-                   name, (double)m->sparse.alpha, dense);
+                   r->name, (double)m->sparse.alpha, dense);
 }
 
-static int meta_unpack(struct state_meta *m, const uint8_t *p, uint64_t size, const char *name, struct err *e)
+/* The types of n layers, which are there where they differ. */
+static int read_types(struct meta_reader *r, const struct state_meta *m, struct kn_kv_types *y, uint32_t n,
+                      const char *role, struct err *e)
 {
-    uint32_t *v[8] = {&m->n_tokens, &m->chunk,         &m->kv_type, &m->n_vocab,
-                      &m->n_layer,  &m->n_draft_layer, &m->n_taps,  &m->parts};
+    const uint8_t *p;
+    const bool mixed = m->kv_type == STATE_MIXED;
+    if (n > DESC_MAX_LAYERS)
+        return err_set(e, ERR_FORMAT, "%s: layers out of range (expected at most %d, got %" PRIu32 ")",
+                       r->name, DESC_MAX_LAYERS, n);
+    if (!(p = take(r, mixed ? 8ull * n : 0, "the types of layers", e))) return -1;
+    for (uint32_t i = 0; i < n; i++, y++) {
+        *y = (struct kn_kv_types){m->kv_type, m->kv_type};
+        if (!mixed) continue;
+        *y = (struct kn_kv_types){state_get_u32(p + 8 * i), state_get_u32(p + 8 * i + 4)};
+        if (y->k == KN_TYPE_NONE && y->v == KN_TYPE_NONE) continue;
+        if (!kn_kv_known(y->k) || !kn_kv_known(y->v))
+            return err_set(e, ERR_FORMAT,
+                           "%s: cache type not supported (%s layer %" PRIu32 ": expected " KN_KV_TYPES
+                           ", got numbers %" PRIu32 " and %" PRIu32 ")",
+                           r->name, role, i, y->k, y->v);
+    }
+    return 0;
+}
+
+static void read_name(char *to, const uint8_t *p)
+{
+    memcpy(to, p, STATE_NAME);
+    to[STATE_NAME - 1] = 0;
+}
+
+static int check_parts(const struct meta_reader *r, uint32_t parts, uint32_t known, struct err *e)
+{
+    if (!(parts & ~known)) return 0;
+    return err_set(e, ERR_FORMAT,
+                   "%s: section META: unknown flags (expected 0 to %" PRIu32 ", got %" PRIu32 ")", r->name,
+                   known, parts);
+}
+
+static int read_second(struct meta_reader *r, struct state_meta *m, struct err *e)
+{
+    struct state_drafter *d = &m->by[1];
+    const uint8_t *p = take(r, STATE_META_SECOND, "a second drafter", e);
+    if (!p) return -1;
+    d->n_layer = state_get_u32(p), d->n_taps = state_get_u32(p + 4), d->parts = state_get_u32(p + 8);
+    memcpy(d->id, p + 12, 16);
+    read_name(d->name, p + 28);
+    return check_parts(r, d->parts, STATE_HIDDEN, e) || read_taps(r, d, e) ||
+                   read_types(r, m, d->kv, d->n_layer, "second drafter", e)
+               ? -1
+               : 0;
+}
+
+static int read_gaps(struct meta_reader *r, struct state_meta *m, struct err *e)
+{
+    struct session_gaps *g = &m->gaps;
+    const uint8_t *p = take(r, STATE_META_GAPS, "a compressed prompt", e);
+    if (!p) return -1;
+    const uint32_t n_text = state_get_u32(p), n_kept = state_get_u32(p + 4), keep = state_get_u32(p + 8);
+    memcpy(&g->keep, &keep, 4);
+    memcpy(g->scorer_id, p + 12, 16);
+    read_name(g->scorer, p + 28);
+    if (n_text > SESSION_MAX_CTX || !n_kept || n_kept > n_text || n_kept > m->n_tokens ||
+        !(g->keep > 0 && g->keep <= 1))
+        return err_set(e, ERR_FORMAT,
+                       "%s: section META: a compressed prompt that cannot be (%" PRIu32 " of %" PRIu32
+                       " tokens kept, of %" PRIu32 " positions; fraction %g)",
+                       r->name, n_kept, n_text, m->n_tokens, (double)g->keep);
+    g->n_text = (int32_t)n_text, g->n_kept = (int32_t)n_kept;
+    return 0;
+}
+
+static int meta_unpack(struct state_meta *m, const uint8_t *meta, uint64_t size, const char *name,
+                       struct err *e)
+{
+    struct state_drafter *d = m->by;
+    struct meta_reader r = {.p = meta, .size = size, .name = name};
+    uint32_t *v[8] = {&m->n_tokens, &m->chunk,   &m->kv_type, &m->n_vocab,
+                      &m->n_layer,  &d->n_layer, &d->n_taps,  &d->parts};
     if (size < STATE_META_FIXED)
         return err_set(e, ERR_FORMAT,
                        "%s: section META is too short (expected %d bytes or more, got %" PRIu64 ")", name,
                        STATE_META_FIXED, size);
+    const uint8_t *p = take(&r, STATE_META_FIXED, "", e);
     for (int i = 0; i < 8; i++) *v[i] = state_get_u32(p + 4 * i);
-    if (m->parts & ~(STATE_HIDDEN | STATE_SPARSE | STATE_GAPS))
-        return err_set(e, ERR_FORMAT, "%s: section META: unknown flags (expected 0 to 7, got %" PRIu32 ")",
-                       name, m->parts);
-    const uint64_t gaps = m->parts & STATE_GAPS ? STATE_META_GAPS : 0;
-    m->sparse.on = m->parts & STATE_SPARSE;
-    m->parts &= ~(STATE_SPARSE | STATE_GAPS);
+    if (check_parts(&r, d->parts, STATE_HIDDEN | STATE_BESIDE | STATE_SPARSE | STATE_GAPS, e)) return -1;
+    const bool beside = d->parts & STATE_BESIDE, gaps = d->parts & STATE_GAPS;
+    m->sparse.on = d->parts & STATE_SPARSE;
+    d->parts &= ~(STATE_BESIDE | STATE_SPARSE | STATE_GAPS);
+    m->n_drafters = beside ? 2 : d->n_layer || d->parts;
     memcpy(m->target_id, p + 32, 16);
-    memcpy(m->drafter_id, p + 48, 16);
-    memcpy(m->target, p + 64, STATE_NAME);
-    memcpy(m->drafter, p + 64 + STATE_NAME, STATE_NAME);
-    m->target[STATE_NAME - 1] = m->drafter[STATE_NAME - 1] = 0;
-    const uint64_t mixed = m->kv_type == STATE_MIXED ? (uint64_t)m->n_layer + m->n_draft_layer : 0,
-                   sparse = m->sparse.on ? 8 : 0,
-                   expected = STATE_META_FIXED + 4ull * m->n_taps + 8 * mixed + sparse + gaps;
-    if (m->n_taps > DESC_MAX_TAPS || size != expected)
-        return err_set(e, ERR_FORMAT,
-                       "%s: section META has the wrong size (expected %" PRIu64 " for %" PRIu32
-                       " taps and the types of %" PRIu64 " layers, got %" PRIu64 ")",
-                       name, expected, m->n_taps, mixed, size);
-    for (uint32_t i = 0; i < m->n_taps; i++) m->taps[i] = state_get_u32(p + STATE_META_FIXED + 4 * i);
+    memcpy(d->id, p + 48, 16);
+    read_name(m->target, p + 64);
+    read_name(d->name, p + 64 + STATE_NAME);
     if (!m->n_tokens || m->n_tokens > SESSION_MAX_CTX || !m->chunk || m->chunk > 1u << 20)
         return err_set(e, ERR_FORMAT, "%s: tokens or chunk out of range (got %" PRIu32 " and %" PRIu32 ")",
                        name, m->n_tokens, m->chunk);
@@ -150,9 +231,14 @@ static int meta_unpack(struct state_meta *m, const uint8_t *p, uint64_t size, co
         return err_set(e, ERR_FORMAT,
                        "%s: cache type not supported (expected " KN_KV_TYPES ", got number %" PRIu32 ")",
                        name, m->kv_type);
-    if (sparse && sparse_unpack(m, p + size - gaps - sparse, name, e)) return -1;
-    if (gaps && gaps_unpack(m, p + size - gaps, name, e)) return -1;
-    return types_unpack(m, p + STATE_META_FIXED + 4 * m->n_taps, name, e);
+    if (read_taps(&r, d, e) || read_types(&r, m, m->kv, m->n_layer, "target", e) ||
+        read_types(&r, m, d->kv, d->n_layer, "drafter", e) || (beside && read_second(&r, m, e)) ||
+        (m->sparse.on && read_sparse(&r, m, e)) || (gaps && read_gaps(&r, m, e)))
+        return -1;
+    if (r.at == size) return 0;
+    return err_set(e, ERR_FORMAT,
+                   "%s: section META has the wrong size (expected %" PRIu64 ", got %" PRIu64 ")", name, r.at,
+                   size);
 }
 
 int state_section(struct state *st, const char *tag, uint64_t size, struct err *e)
@@ -207,19 +293,22 @@ int state_open_fd(struct state **out, int fd, const char *name, struct state_inf
                                 .chunk = (int32_t)st->m.chunk,
                                 .n_vocab = (int32_t)st->m.n_vocab,
                                 .n_layer = (int32_t)st->m.n_layer,
-                                .n_draft_layer = (int32_t)st->m.n_draft_layer,
+                                .n_drafters = (int32_t)st->m.n_drafters,
                                 .target = st->m.target,
-                                .drafter = st->m.drafter,
                                 .target_id = st->m.target_id,
-                                .drafter_id = st->m.drafter_id,
-                                .taps = st->m.taps,
-                                .n_taps = (int32_t)st->m.n_taps,
                                 .sparse = st->m.sparse,
                                 .gaps = st->m.gaps,
-                                .kv = st->m.kv[0],
-                                .draft_kv = st->m.kv[1],
-                                .has_drafter = st->m.n_draft_layer > 0 || st->m.parts,
-                                .has_hidden = (st->m.parts & STATE_HIDDEN) != 0};
+                                .kv = st->m.kv};
+    for (int32_t i = 0; i < info->n_drafters; i++) {
+        const struct state_drafter *d = &st->m.by[i];
+        info->by[i] = (struct state_drafter_info){.n_layer = (int32_t)d->n_layer,
+                                                  .name = d->name,
+                                                  .id = d->id,
+                                                  .taps = d->taps,
+                                                  .n_taps = (int32_t)d->n_taps,
+                                                  .kv = d->kv,
+                                                  .hidden = (d->parts & STATE_HIDDEN) != 0};
+    }
     *out = st;
     st = NULL;
     rc = 0;
@@ -242,6 +331,23 @@ int state_last_token(struct state *st, int32_t *id, struct err *e)
     return snap_section_check(&st->r, e);
 }
 
+/* The section of a layer; none: it has no keys (1), or has (0), -1: META does not say. */
+static int verify_layer(struct state *st, bool draft, uint32_t i, int none, struct err *e)
+{
+    int rc = snap_next(&st->r, e);
+    if (rc < 0) return -1;
+    const bool kv = rc && !strcmp(st->r.tag, draft ? "DKV " : "KV  "),
+               delta = rc && !draft && !strcmp(st->r.tag, "SSM ");
+    if (none > 0 ? !delta : !(kv || (delta && none < 0)))
+        return err_set(e, ERR_FORMAT, "%s: section out of order (expected %s of layer %" PRIu32 ", got %s)",
+                       st->name,
+                       draft      ? "DKV"
+                       : none > 0 ? "SSM"
+                                  : "KV or SSM",
+                       i, rc ? st->r.tag : "the end");
+    return snap_skip(&st->r, e);
+}
+
 int state_verify(struct state *st, uint64_t *n_sections, struct err *e)
 {
     const struct state_meta *m = &st->m;
@@ -250,23 +356,15 @@ int state_verify(struct state *st, uint64_t *n_sections, struct err *e)
         (state_section(st, "KEPT", (uint64_t)m->gaps.n_kept * 4, e) || snap_skip(&st->r, e)))
         return -1;
     if (state_section(st, "LOGT", m->n_vocab * 4ull, e) || snap_skip(&st->r, e)) return -1;
-    for (uint32_t i = 0; i < m->n_layer + m->n_draft_layer; i++) {
-        const bool draft = i >= m->n_layer;
-        const bool none = !draft && m->kv_type == STATE_MIXED && m->kv[0][i].k == KN_TYPE_NONE;
-        int rc = snap_next(&st->r, e);
-        if (rc < 0) return -1;
-        const bool kv = rc && !strcmp(st->r.tag, draft ? "DKV " : "KV  ");
-        const bool delta = rc && !draft && !strcmp(st->r.tag, "SSM ");
-        if (none ? !delta : !(kv || (delta && m->kv_type != STATE_MIXED)))
-            return err_set(e, ERR_FORMAT,
-                           "%s: section out of order (expected %s of layer %" PRIu32 ", got %s)", st->name,
-                           draft  ? "DKV"
-                           : none ? "SSM"
-                                  : "KV or SSM",
-                           draft ? i - m->n_layer : i, rc ? st->r.tag : "the end");
-        if (snap_skip(&st->r, e)) return -1;
+    for (uint32_t i = 0; i < m->n_layer; i++)
+        if (verify_layer(st, false, i, m->kv_type == STATE_MIXED ? m->kv[i].k == KN_TYPE_NONE : -1, e))
+            return -1;
+    for (uint32_t k = 0; k < m->n_drafters; k++) {
+        for (uint32_t i = 0; i < m->by[k].n_layer; i++)
+            if (verify_layer(st, true, i, 0, e)) return -1;
+        if (m->by[k].parts & STATE_HIDDEN && (state_section(st, "DHID", 0, e) || snap_skip(&st->r, e)))
+            return -1;
     }
-    if (m->parts & STATE_HIDDEN && (state_section(st, "DHID", 0, e) || snap_skip(&st->r, e))) return -1;
     *n_sections = st->r.n;
     int rc = snap_next(&st->r, e);
     return rc > 0 ? err_set(e, ERR_FORMAT, "%s: section out of order (expected the end, got %s)", st->name,

@@ -118,7 +118,7 @@ static int measure_wait(struct session *s, int32_t rows, double *seconds, struct
     for (int i = 0; i < REPEAT; i++) {
         int32_t ids[SESSION_MAX_ROWS];
         some_ids(s, rows, ids);
-        if (session_place(s, ids, rows, e) || play_and_hear(s, SESSION_OFFER, s->o.block, &r, e) ||
+        if (session_place(s, ids, rows, e) || play_and_hear(s, SESSION_OFFER, 1, &r, e) ||
             play_and_hear(s, SESSION_VERIFY, rows, &r, e))
             return -1;
         const double one = seconds_of(r->stamp[1], r->stamp[2]);
@@ -156,15 +156,14 @@ static int measure_all(struct session *s, const struct session_timing *o, struct
     bool alone = false; /* a verify of one row is among them */
     double unused = 0;
     if (measure(s, &w, SESSION_PLAIN, 1, &t->plain_s, e)) return -1;
-    if (o->n && s->source && s->source->op->propose &&
-        measure(s, &w, SESSION_OFFER, s->o.block, &t->draft_s, e))
-        return -1;
+    for (int32_t i = 0; o->n && i < s->n_sources; i++)
+        if (s->by[i].of->op->propose && measure(s, &w, SESSION_OFFER, i + 1, &t->draft_s[i], e)) return -1;
     for (int32_t i = 0; i < o->n; i++) {
         if (measure(s, &w, SESSION_VERIFY, o->rows[i], &t->verify_s[o->rows[i]], e)) return -1;
         alone |= o->rows[i] == 1;
     }
-    if (session_records(s) && t->draft_s > 0 && t->verify_s[o->rows[0]] > 0 && now() - w.begun < w.budget &&
-        measure_wait(s, o->rows[0], &t->wait_s, e))
+    if (session_records(s) && t->draft_s[0] > 0 && t->verify_s[o->rows[0]] > 0 &&
+        now() - w.begun < w.budget && measure_wait(s, o->rows[0], &t->wait_s, e))
         return -1;
     /* What follows rows that were tried, where there is recurrent state, for its recordings' sake. */
     if (s->delta && o->n && session_records(s) &&
@@ -177,7 +176,7 @@ static int measure_all(struct session *s, const struct session_timing *o, struct
 
 static int check(const struct session *s, const struct session_timing *o, struct err *e)
 {
-    const int32_t block = s->source ? s->o.block : 0, tree = s->o.tree ? s->o.tree + 1 : 0,
+    const int32_t block = s->source ? session_block(s) : 0, tree = s->o.tree ? s->o.tree + 1 : 0,
                   look = s->o.look ? s->o.look->rows : 0, longer = look > tree ? look : tree,
                   most = block > longer ? block : longer;
     if (s->open || s->started != s->finished)

@@ -13,7 +13,7 @@
 
 struct session_times {                     /* in seconds; 0: not measured */
     double plain_s;                        /* a row alone, to its acceptance */
-    double draft_s;                        /* without what the host is told */
+    double draft_s[SESSION_SOURCES];       /* of each source, without what the host is told */
     double verify_s[SESSION_MAX_ROWS + 1]; /* by rows, to their acceptance */
     double wait_s;                         /* from the end of a draft to the start of a verify that the host
                                               launches when it has heard of it: the round trip; of a backend

@@ -4,40 +4,52 @@
 #include <math.h>
 #include <string.h>
 
+/* The next child of node i: by rank where the row is one of places alone; else the likeliest that is left. */
+static void find_next(struct tree *t, int32_t i)
+{
+    const int32_t slot = t->depth[i], rank = t->nodes[i].rank;
+    const bool row_of_place = !t->behind || !i || !rank;
+    const float *row;
+    int32_t best = -1;
+    t->promise[i] = -INFINITY, t->next[i] = -1;
+    if (slot >= t->slots) return;
+    row = row_of_place ? t->logp + (int64_t)slot * t->top : t->behind(t->behind_ctx, slot, rank);
+    for (int32_t r = 0; r < t->top; r++) {
+        if (t->used[i] >> r & 1) continue;
+        if (row_of_place || (row[r] > -INFINITY && (best < 0 || row[r] > row[best]))) best = r;
+        if (row_of_place) break;
+    }
+    if (best < 0 || !(row[best] > -INFINITY)) return; /* a NaN is none */
+    t->next[i] = (int8_t)best;
+    t->promise[i] = t->reach[i] + (double)row[best] + (t->off[i] ? t->beside : 0);
+}
+
 void tree_begin(struct tree *t, const float *logp, int32_t slots, int32_t top, bool seed)
 {
     memset(t, 0, sizeof *t);
     t->logp = logp, t->slots = slots, t->top = top, t->seed = seed;
     t->nodes[0] = (struct plan_node){-1, 0};
     t->n = 1;
-}
-
-/* What the next child of node i would reach; -Inf: there is none. */
-static double promise(const struct tree *t, int32_t i)
-{
-    const int32_t slot = t->depth[i], rank = t->next[i];
-    if (slot >= t->slots || rank >= t->top) return -INFINITY;
-    const double p = t->logp[(int64_t)slot * t->top + rank];
-    return p > -INFINITY ? t->reach[i] + p + (t->off[i] ? t->beside : 0) : -INFINITY; /* a NaN is none */
+    find_next(t, 0);
 }
 
 bool tree_add(struct tree *t, double *reach, int32_t *depth)
 {
     int32_t best = t->n - 1;
-    double most = -INFINITY;
     if (t->n >= TREE_ROWS) return false;
-    if (t->seed && t->next[best] == 0 && (most = promise(t, best)) == -INFINITY) t->seed = false;
-    for (int32_t i = 0; i < t->n && !t->seed; i++) {
-        const double p = promise(t, i);
-        if (p > most) best = i, most = p; /* ties: the one that stands first */
-    }
-    if (most == -INFINITY) return false;
+    if (t->seed && t->next[best] != 0) t->seed = false; /* the chain ends */
+    for (int32_t i = 0; i < t->n && !t->seed; i++)
+        if (t->promise[i] > t->promise[best] || (t->promise[i] == t->promise[best] && i < best)) best = i;
+    if (t->promise[best] == -INFINITY) return false;
     const int32_t r = t->n++;
-    t->nodes[r] = (struct plan_node){(int8_t)best, t->next[best]++};
-    t->reach[r] = most;
+    t->nodes[r] = (struct plan_node){(int8_t)best, t->next[best]};
+    t->reach[r] = t->promise[best];
     t->off[r] = t->off[best] || t->nodes[r].rank;
     t->depth[r] = (int8_t)(t->depth[best] + 1);
-    if (reach) *reach = exp(most);
+    t->used[best] |= 1u << t->next[best];
+    find_next(t, best);
+    find_next(t, r);
+    if (reach) *reach = exp(t->reach[r]);
     if (depth) *depth = t->depth[r];
     return true;
 }
@@ -104,6 +116,7 @@ void planner_trees_choose(void *ctx, const struct plan_offer *o, struct plan_cho
     if (o->n_look && y->looks.rows > 1) planner_looks_choose(&y->looks, o, c);
     if (c->look || !o->n_draft || !o->top) return;
     tree_begin(&y->tree, o->top, o->n_draft, o->n_top, y->seed);
+    y->tree.behind = o->behind, y->tree.behind_ctx = o->behind_ctx;
     while (y->tree.n <= y->proposals && tree_add(&y->tree, NULL, NULL)) continue;
     *c = (struct plan_choice){.rows = y->tree.n, .nodes = y->tree.nodes};
 }

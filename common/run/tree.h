@@ -11,7 +11,7 @@
 #include "planner.h"
 #include "../../kernels/kernels.h"
 
-enum { TREE_ROWS = KN_CYCLE_ROWS, TREE_CANDIDATES = KN_TOP };
+enum { TREE_ROWS = KN_CYCLE_ROWS, TREE_CANDIDATES = KN_TOP /* at most 32: bits of a word */ };
 
 /* A tree that grows. Made by tree_begin; private but for n and nodes. */
 struct tree {
@@ -19,18 +19,23 @@ struct tree {
     struct plan_node nodes[TREE_ROWS]; /* [n]; node 0 is the anchor */
     int32_t slots, top;
     const float *logp; /* [slots, top] falling in each slot; -Inf or NaN: no candidate */
+    const float *(*behind)(void *ctx, int32_t slot, int32_t rank); /* plan_offer.behind */
+    void *behind_ctx;
     bool seed;
     double beside;           /* log of what children of a path count that has second choices; 0: as any */
     bool off[TREE_ROWS];     /* the path has one */
     double reach[TREE_ROWS]; /* log of the probability of a node's path */
     int8_t depth[TREE_ROWS];
-    /* Of each node the next candidate: child of the node itself, by rank. A heap of nodes by what that child
-     * would reach. */
+    /* Of each node its next child: its rank, and what it would reach, -Inf: there is none. Ranks that are
+     * children already. */
     int8_t next[TREE_ROWS];
+    double promise[TREE_ROWS];
+    uint32_t used[TREE_ROWS];
 };
 
-/* logp: [slots, top], the logs of the probabilities of the candidates of each place; borrowed. seed: the
- * chain of first candidates comes first, whatever it reaches. */
+/* behind may be set before the first node is added. logp: [slots, top], the logs of the probabilities of the
+ * candidates of each place; borrowed. seed: the chain of first candidates comes first, whatever it reaches.
+ */
 void tree_begin(struct tree *t, const float *logp, int32_t slots, int32_t top, bool seed);
 /* One more node; false: there is none. *reach: NULL, or the probability of its path; *depth: its place, from
  * 1. */

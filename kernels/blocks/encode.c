@@ -39,6 +39,13 @@ static float largest(uint32_t type)
     case KN_IQ4_XS: return h * 31 * 113;
     case KN_Q3_K: return h * 31 * 3;
     case KN_Q2_K: return h * 15;
+    case KN_IQ2_XXS:
+    case KN_IQ2_XS:
+    case KN_IQ2_S: return h * 31 * 43 / 8;
+    case KN_IQ3_XXS: return h * 31 * 62 / 4;
+    case KN_IQ3_S: return h * 31 * 15;
+    case KN_MXFP4:
+        return 0x1.8p126f; /* a quarter of the largest that it has, so that no search leaves float's range */
     default: return 0x1.fffffep127f;
     }
 }
@@ -184,6 +191,12 @@ int encode_with(const struct search *s, uint32_t type, const float *src, void *d
     case KN_IQ4_XS: encode_iq4_xs(s, src, dst, n, importance); return 0;
     case KN_Q3_K: encode_k3(s, src, dst, n, importance); return 0;
     case KN_Q2_K: encode_k2(s, src, dst, n, importance); return 0;
+    case KN_IQ2_XXS:
+    case KN_IQ2_XS:
+    case KN_IQ2_S:
+    case KN_IQ3_XXS:
+    case KN_IQ3_S: encode_grid(type, src, dst, n, importance); return 0;
+    case KN_MXFP4: encode_mxfp4(src, dst, n, importance); return 0;
     default: return KN_ETYPE;
     }
 }

@@ -25,6 +25,10 @@ void encode_iq4_xs(const struct search *s, const float *x, uint8_t *dst, int64_t
 void encode_k3(const struct search *s, const float *x, uint8_t *dst, int64_t n, const float *importance);
 void encode_k2(const struct search *s, const float *x, uint8_t *dst, int64_t n, const float *importance);
 
+/* encode_grid.c: IQ2 and IQ3, and MXFP4 (n: of 32). Scalar code. */
+void encode_grid(uint32_t type, const float *x, uint8_t *dst, int64_t n, const float *importance);
+void encode_mxfp4(const float *x, uint8_t *dst, int64_t n, const float *importance);
+
 /* kn_encode_row with the instruction set given (tests compare them). */
 int encode_with(const struct search *s, uint32_t type, const float *src, void *dst, int64_t n,
                 const float *importance);

@@ -15,6 +15,11 @@
 #else
 #define GRID_FN static inline
 #endif
+#ifdef __cplusplus
+#define GRID_CONST GRID_FN constexpr
+#else
+#define GRID_CONST GRID_FN
+#endif
 
 #define GRID_POINTS_MAX 2048
 
@@ -44,10 +49,29 @@ GRID_FN uint32_t grid_u32(const uint8_t *p)
 {
     return grid_u16(p) | grid_u16(p + 2) << 16;
 }
-GRID_FN bool grid_has(uint32_t type)
+GRID_CONST bool grid_has(uint32_t type)
 {
     return type == KN_IQ2_XXS || type == KN_IQ2_XS || type == KN_IQ2_S || type == KN_IQ3_XXS ||
            type == KN_IQ3_S || type == KN_IQ1_S || type == KN_IQ1_M;
+}
+/* Where a type's points begin and end in one table of all, of 16 bits for each four values. */
+GRID_CONST int grid_first(uint32_t type)
+{
+    return type == KN_IQ3_XXS   ? 0
+           : type == KN_IQ3_S   ? 256
+           : type == KN_IQ2_XXS ? 768
+           : type == KN_IQ2_XS  ? 1280
+           : type == KN_IQ2_S   ? 2304
+                                : 4352;
+}
+GRID_CONST int grid_end(uint32_t type)
+{
+    return type == KN_IQ3_XXS   ? 256
+           : type == KN_IQ3_S   ? 768
+           : type == KN_IQ2_XXS ? 1280
+           : type == KN_IQ2_XS  ? 2304
+           : type == KN_IQ2_S   ? 4352
+                                : 8448;
 }
 
 /* The index of point e of a block. */

@@ -61,6 +61,7 @@ int cpu_offer(struct kn_backend *kb, const struct kn_offering *a)
         const size_t count = (size_t)(a->n - 1) * (size_t)a->top;
         memcpy(c->ids, a->top_ids, count * sizeof *c->ids);
         memcpy(c->values, a->top_values, count * sizeof *c->values);
+        if (a->top_scores) memcpy(c->scores, a->top_scores, count * (size_t)a->top * sizeof *c->scores);
     }
     o->number = ++*a->number;
     return 0;

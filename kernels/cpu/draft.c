@@ -87,21 +87,29 @@ static bool table_row(const struct kn_weight *w, int32_t id, const float *hidden
     return good;
 }
 
+/* The row of after that is an id's. */
+static int32_t row_of(const struct kn_edges *a, int32_t id)
+{
+    return !a->row_of ? id : id >= 0 && id < a->n_ids ? a->row_of[id] : -1;
+}
+
 static void edges_slot(void *ctx, int64_t i, int thread)
 {
     const struct edges_job *j = ctx;
     const struct kn_edges *a = j->a;
-    const int64_t rank = a->before->n_in;
+    const int64_t rank = a->after->n_in;
     const int32_t k = a->k, *ids = a->ids + i * k, *before = i ? ids - k : a->anchor;
+    const float *hidden = a->hidden ? a->hidden + i * rank : NULL;
     float after[EDGE_TILE * KN_EDGE_RANK], from[KN_EDGE_RANK];
     (void)thread;
     for (int32_t c = 0; c < k; c += EDGE_TILE) {
         const int32_t some = k - c < EDGE_TILE ? k - c : EDGE_TILE;
-        for (int32_t t = 0; t < some; t++) table_row(a->after, ids[c + t], NULL, after + t * rank);
+        for (int32_t t = 0; t < some; t++) table_row(a->after, row_of(a, ids[c + t]), NULL, after + t * rank);
         for (int32_t p = 0; p < (i ? k : 1); p++) {
             float *scores = a->scores + (i * k + p) * k + c;
-            const bool good = table_row(a->before, before[p], a->hidden + i * rank, from);
-            j->rows->edge(scores, a->values + i * k + c, from, after, some, rank, a->scale);
+            const bool good = a->left ? before[p] >= 0 : table_row(a->before, before[p], hidden, from);
+            const float *left = a->left ? a->left + (i * k + p) * rank : from;
+            j->rows->edge(scores, a->values + i * k + c, left, after, some, rank, a->scale);
             for (int32_t t = 0; !good && t < some; t++) scores[t] = NAN;
         }
     }
@@ -110,11 +118,11 @@ static void edges_slot(void *ctx, int64_t i, int thread)
 int cpu_edges(struct kn_backend *kb, const struct kn_edges *a)
 {
     struct cpu_backend *be = cpu_of(kb);
-    const struct kn_weight *t[] = {a->before, a->after};
+    const struct kn_weight *t[] = {a->after, a->left ? a->after : a->before};
     if (a->n < 1 || a->n > KN_CYCLE_ROWS || a->k < 1 || a->k > KN_TOP_MOST)
         return cpu_fail(be, KN_EINVAL, "edges: %d slots of %d candidates", a->n, a->k);
     for (int i = 0; i < 2; i++)
-        if (!t[i]->rows || t[i]->n_in != t[0]->n_in || t[i]->n_out != t[0]->n_out ||
+        if (!t[i]->rows || t[i]->n_in != t[0]->n_in || (!a->row_of && t[i]->n_out != t[0]->n_out) ||
             t[i]->n_in > KN_EDGE_RANK || !kn_type_info(t[i]->type)->can_decode)
             return cpu_fail(be, KN_EINVAL,
                             "edges: tables of unequal shapes, without rows, or of a type that "

@@ -58,7 +58,7 @@ static size_t room_of(char *at, int32_t n_rep, int32_t head_dim, int64_t blocks,
 int cpu_sparse_room(struct kn_backend *kb, int32_t n, int32_t n_head, const struct kn_kv *kv,
                     struct kn_sparse_room *room)
 {
-    const int32_t blocks = kv->cap / BLOCK;
+    const int32_t blocks = kn_kv_positions(kv) / BLOCK;
     (void)n;
     room->mean = kn_kv_like(kv, blocks);
     room->mean.type = (struct kn_kv_types){KN_F32, KN_F32};
@@ -212,7 +212,7 @@ int cpu_attention_sparse(struct cpu_backend *be, const struct kn_attention *a)
                        .m0 = a->pos[0] / BLOCK,
                        .n_blocks = n_blocks,
                        .scratch = s->scratch};
-    p.per_thread = room_of(NULL, n_rep, p.head_dim, a->kv->cap / BLOCK, NULL);
+    p.per_thread = room_of(NULL, n_rep, p.head_dim, kn_kv_positions(a->kv) / BLOCK, NULL);
     pool_run(be->pool, (int64_t)(n_blocks - s->made) * n_kv, make_means, &p);
     pool_run(be->pool, (int64_t)(a->n / BLOCK) * n_kv, block_head, &p);
     return 0;

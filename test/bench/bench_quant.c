@@ -86,8 +86,10 @@ static double encode_rate(const struct search *s, uint32_t type, const float *x,
 
 int main(int argc, char **argv)
 {
-    static const uint32_t types[] = {KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q4_1, KN_Q5_0,   KN_Q5_1,
-                                     KN_Q4_K, KN_Q5_K, KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
+    static const uint32_t types[] = {KN_F16,     KN_BF16,   KN_Q8_0,   KN_Q4_0,    KN_Q4_1,
+                                     KN_Q5_0,    KN_Q5_1,   KN_Q4_K,   KN_Q5_K,    KN_Q6_K,
+                                     KN_Q2_K,    KN_Q3_K,   KN_IQ4_NL, KN_IQ4_XS,  KN_MXFP4,
+                                     KN_IQ2_XXS, KN_IQ2_XS, KN_IQ2_S,  KN_IQ3_XXS, KN_IQ3_S};
     int64_t n = 2 << 20;
     float *x = argc > 1 ? read_floats(argv[1], &n) : bell(n), *y = malloc((size_t)n * 4 + 1);
     uint8_t *b = malloc((size_t)n * 4 + 1);

@@ -3,7 +3,7 @@
 bin=$(dirname "$(command -v dflash-bench)")
 "$SRC/cmd/package/completions.sh" "$bin" c
 flags_of() { "$@" --help | sed 's/^  -h, --help/  -h\n  --help/' | sed -nE 's/^  (-[-a-z0-9]+).*/\1/p' | sort -u; }
-verbs_of() { [ "$1" != bench ] || echo run rows calibrate ops matrix compare report; }
+verbs_of() { [ "$1" != bench ] || echo run rows calibrate ops matrix work compare report; }
 for f in c/bash/*; do . "$f"; done
 try() { # WORD...: what bash offers for the last one, sorted
     COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
@@ -63,10 +63,10 @@ if command -v fish >/dev/null; then
         flags_of dflash-$t | diff - got >d || { echo "fish: $t:" && cat d; }
     done
     HOME=$PWD fish -N -c "source c/fish/dflash-bench.fish; complete -C 'dflash-bench '; complete -C 'dflash-bench compare --js'; complete -C 'dflash-bench run --lookup o'" | cut -f1 | tr '\n' ' ' >got
-    echo 'calibrate compare matrix ops report rows run --json off on only ' | tr ' ' '\n' | sort >want
+    echo 'calibrate compare matrix ops report rows run work --json off on only ' | tr ' ' '\n' | sort >want
     tr ' ' '\n' <got | grep -vx -e '-.*' >g || true
     grep -qx -e --json got || tr ' ' '\n' <got | grep -qx -e --json || echo "fish: no --json"
-    for w in calibrate compare matrix ops report rows run off on only; do grep -qx "$w" g || echo "fish: no $w"; done
+    for w in calibrate compare matrix ops report rows run work off on only; do grep -qx "$w" g || echo "fish: no $w"; done
 else
     echo "skipped: fish is not installed: its completions were not tried" >&2
 fi

@@ -3,7 +3,7 @@
 . "$SRC/test/cli/outputs.inc"
 inputs
 while IFS='|' read -r name command; do
-    case $name in prefill-logits | generate-stats | generate-trace | generate-logits) always=1 ;; *) always=0 ;; esac
+    case $name in prefill-logits | prefill-kl | generate-stats | generate-trace | generate-logits) always=1 ;; *) always=0 ;; esac
     echo old >o
     if [ $always = 0 ]; then
         careful=${command//--force /}

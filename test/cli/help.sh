@@ -7,7 +7,7 @@ for t in convert quantize inspect tokenize prefill generate bench; do
     [ ! -s err ] || { echo "$t: --help or --version wrote to stderr"; cat err; }
     grep -qE "^dflash-$t [0-9]+\.[0-9]+\.[0-9]+( \([0-9a-f]{12,}(, changed)?\))?$" version || echo "$t: --version: $(cat version)"
     if [ $t = bench ]; then # its flags are those of its verbs
-        for v in run rows calibrate ops matrix compare report; do dflash-bench $v --help >>help; done
+        for v in run rows calibrate ops matrix work compare report; do dflash-bench $v --help >>help; done
     fi
     rc=0
     dflash-$t --no-such-flag >out 2>err || rc=$?

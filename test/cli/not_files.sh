@@ -95,7 +95,7 @@ if [ -n "$as" ] || [ "$(id -u)" != 0 ]; then
     done < <(readers | sed 's/-o o\b/-o open\/o/; s/--logits o2/--logits open\/o2/; s/--stats o2/--stats open\/o2/')
     [ -z "$(ls -A open)" ] || echo "left behind: $(ls -A open)"
     while IFS='|' read -r name command; do
-        chmod 644 text p q cell
+        chmod 644 text p q r cell
         [[ $command != *"-o /dev/null"* ]] || continue
         try "$name into a folder that takes none" 4 "$as${command//@/locked/o}"
     done < <(writers)

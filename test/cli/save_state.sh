@@ -41,7 +41,7 @@ for P in "$DATA" "$DATA-hybrid"; do
     cat a b | dflash-prefill -q -m "$T" --nll >n1
     dflash-prefill -q -m "$T" --state s4 --nll <c >n2
     dflash-prefill -q -m "$T" --nll <all >n0
-    awk '/^tokens/ {n = $2; sum += n} /^nll/ {x += n * $2; if (FILENAME == "n0") {whole = n; nll = n * $2; x -= nll; sum -= n}}
+    awk '/^tokens/ {n = $2; sum += n} /^nll / {x += n * $2; if (FILENAME == "n0") {whole = n; nll = n * $2; x -= nll; sum -= n}}
         END {if (sum != whole || (x - nll) ^ 2 > 1e-4) print "nll of pieces", x, sum, "of the whole", nll, whole}' n1 n2 n0
     # the prefilled states are other runs' too
     dflash-prefill -q -m "$T" --state s4 <c 2>err | dflash-generate -q -m "$T" --state - -n 9 $S >g1

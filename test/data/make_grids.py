@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/ usr / bin / env python3
 """Make kernels/blocks/grid_sets.h: the grids of IQ1, IQ2 and IQ3 as sets.
 
 A grid is a list of points of 8 values of 3 levels (or 4 of 8), in ascending order of the number whose digits of base 3
@@ -15,7 +15,8 @@ GRIDS = [("IQ2_XXS", "iq2_xxs"), ("IQ2_XS", "iq2_xs"), ("IQ2_S", "iq2_s"), ("IQ1
          ("IQ3_S", "iq3_s")]
 
 out = ["/* grid_sets.h - the grids of IQ1, IQ2 and IQ3 as sets: bit n % 32 of word n / 32 is point n (grids.h). Made by",
-       " * test/data/make_grids.py. */", ""]
+       " * test/data/make_grids.py. */", "#ifdef __cplusplus", "#define GRID_SET static constexpr", "#else",
+       "#define GRID_SET static const", "#endif", ""]
 for kind, name in GRIDS:
     c = getattr(quants, kind)
     c.init_grid()
@@ -27,13 +28,13 @@ for kind, name in GRIDS:
     words = [0] * ((base**values + 31) // 32)
     for n in number:
         words[n // 32] |= 1 << n % 32
-    out.append(f"static const uint32_t set_{name}[{len(words)}] = {{ /* {len(number)} points */")
+    out.append(f"GRID_SET uint32_t set_{name}[{len(words)}] = {{ /* {len(number)} points */")
     for i in range(0, len(words), 8):
         out.append("    " + ", ".join(f"0x{w:08x}" for w in words[i:i + 8]) + ",")
     out += ["};", ""]
 open("../../kernels/blocks/grid_sets.h", "w").write("\n".join(out[:-1]) + "\n")
 
-# For test_blocks.c: every point at d = 1, scales and signs 0.
+#For test_blocks.c : every point at d = 1, scales and signs 0.
 for kind, _ in GRIDS:
     size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
     c = getattr(quants, kind)

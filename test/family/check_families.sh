@@ -151,6 +151,20 @@ caches() { # NAME: quantised caches, keys of each type and values of each, over 
     done
 }
 
+hosted() { # NAME: over the last prompt, what may lie in the host's memory does: of experts one, half, all but one
+    local n f experts
+    [ "$device" = cpu ] && return # all memory is the host's
+    run plain.i32 t.gguf --temp 3 --seed 5 || { verdict 1 "$1/host, plain"; return; }
+    experts=$(number t.json num_experts)
+    for n in 1 99; do same "$1/host, caches of $n" plain.i32 t.gguf --temp 3 --seed 5 --kv-host-layers $n; done
+    drafted "$1/host, drafted" --temp 3 --seed 5 --kv-host-layers 99 --width 4
+    for n in ${experts:+1 $((experts / 2)) $((experts - 1))}; do
+        f="--temp 3 --seed 5 --experts-host $n"
+        same "$1/host, $n of $experts experts" plain.i32 t.gguf $f
+        drafted "$1/host, $n of $experts experts, drafted" $f --width 4
+    done
+}
+
 odd() { # NAME TYPE
     local name=$1 type=$2 s
     drafter_config "$(number t.json hidden_size)" "$(number t.json num_hidden_layers)" "$(number t.json vocab_size)" 6 4 2 32 96 40 >d.json
@@ -167,6 +181,7 @@ odd() { # NAME TYPE
     done
     saved "$name/$type/state"
     rows "$name/$type/rows" 1
+    hosted "$name/$type"
     [ "$type" = f32 ] || [ "$type" = q4_k_m ] || return
     dflash2 "$name" "$type"
     own_heads "$name" "$type"
@@ -192,6 +207,7 @@ real() { # NAME TYPE
         [ "$n" != 1100 ] || rows "$name/$type/rows, prompt $n" 1 7 16
     done
     [ "$type" != q4_k_m ] || caches "$name/$type"
+    [ "$type" != q4_k_m ] || hosted "$name/$type"
     [ "$accepted" -ge 20 ]
     verdict $? "$name/$type/proposals are accepted" "$accepted"
     prompt_file=p.i32

@@ -4,6 +4,7 @@
 #define DFLASH_EXPERTS_DATA_H
 
 #include "../../kernels/cuda/core/cuda.h"
+#include "../block_scales.h"
 #include "harness.h"
 
 static struct kn_backend *gpu;
@@ -38,8 +39,12 @@ static void encode_row(uint32_t type, uint8_t *dst, int64_t n)
     const struct kn_type_info *t = kn_type_info(type);
     float *x = host_alloc((size_t)n * sizeof *x);
     for (int64_t i = 0; i < n; i++) x[i] = (float)((int32_t)rnd32() * 0x1p-31);
-    if (kn_encode_row(type, x, dst, n, NULL)) /* any codes; no scale that is NaN */
-        for (size_t i = 0; i < kn_row_bytes(t->type, n); i++) dst[i] = (uint8_t)(rnd32() & 0x3f);
+    if (kn_encode_row(type, x, dst, n, NULL)) /* any codes */
+        for (size_t i = 0; i < kn_row_bytes(t->type, n); i++) {
+            dst[i] = (uint8_t)rnd32();
+            if (i % t->bytes == t->bytes - 1)
+                block_set_scales(type, dst + i + 1 - t->bytes, 0x1p-6f, 0x1p-6f);
+        }
     free(x);
 }
 

@@ -41,9 +41,10 @@ uint32_t rnd();
 float uniform(); /* [-1, 1) */
 float normal();
 
-static const uint32_t all_types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0,   KN_Q4_0,
-                                     KN_Q5_0, KN_Q4_1, KN_Q5_1, KN_Q4_K,   KN_Q5_K,
-                                     KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
+static const uint32_t all_types[] = {KN_F32,   KN_F16,     KN_BF16,   KN_Q8_0,  KN_Q4_0,    KN_Q5_0,
+                                     KN_Q4_1,  KN_Q5_1,    KN_Q4_K,   KN_Q5_K,  KN_Q6_K,    KN_Q2_K,
+                                     KN_Q3_K,  KN_IQ4_NL,  KN_IQ4_XS, KN_MXFP4, KN_IQ2_XXS, KN_IQ2_XS,
+                                     KN_IQ2_S, KN_IQ3_XXS, KN_IQ3_S,  KN_IQ1_S, KN_IQ1_M};
 
 /* Blocks of random bits, so that every code and scale occurs; only the f16 scales are drawn (some negative,
  * some zero). pattern: blocks after which they begin anew. */

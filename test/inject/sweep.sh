@@ -93,6 +93,7 @@ prefill-imatrix  | * | tokens | dflash-prefill -m $T --imatrix o --dataset more 
 prefill-force    | * | tokens | dflash-prefill -m $T -d $D --force -o o --logits o2 --hidden o3 --threads 2 --device cpu
 prefill-moe      | * | ids    | dflash-prefill -m $i/moe.gguf -o o --threads 2 --device cpu
 prefill-nll      | * | tokens | dflash-prefill -m $T --nll --threads 2 --device cpu
+prefill-kl       | * | tokens | dflash-prefill -m $T --nll --ctx 4 --kl-save o --json --threads 2 --device cpu
 generate         | * | tokens | dflash-generate -m $T -d $D -n 12 --ignore-eos -o o --width 8 --draft-trace o2 --draft-logits o3 --threads 2 --device cpu
 generate-mtp     | * | ids    | dflash-generate -m $i/mtp.gguf -d target -n 6 --ignore-eos -o o --width 4 --draft-trace o2 --draft-logits o3 --threads 2 --device cpu
 prefill-mtp      | * | ids    | dflash-prefill -m $i/mtp.gguf -d target -o o --threads 2 --device cpu
@@ -107,6 +108,7 @@ bench-run        | - | tokens | dflash-bench run -m $T -d $D -n 3 --runs 1 --war
 bench-rows       | - | tokens | dflash-bench rows -m $T -d $D --rows 1,2 --prompts 4 --context 8 --rounds 1 -o o --threads 2 --device cpu
 bench-compare    | * | text   | dflash-bench compare --json $i/a $i/b -m $T --prompt $i/tokens -o o --threads 2
 bench-report     | * | text   | dflash-bench report $i/cell.jsonl -o o
+bench-report-html | * | text  | dflash-bench report $i/cell.jsonl --baseline $i/cell.jsonl --html o2 -o o
 bench-matrix     | * | text   | dflash-bench matrix --target $hf/target --drafter $hf/drafter $hf/../prompts/python-1-short.txt -o o
 "
 

@@ -103,7 +103,7 @@ anchors() { od -An -v -td4 -w8 "$1/anchors.i32"; } # a prompt's length and the p
 proposals() { # DIR HOW_MANY
     local n id k=0 bytes=$((4 * $2))
     while read -r n id; do
-        head -c $((4 * n)) qwen3/prompt.i32 | dflash-generate -q -m t.gguf -d k.gguf --kv f32 --chunk 64 -n 2 --ignore-eos --width $(($2 + 1)) --draft-trace got.trace >got.i32 &&
+        head -c $((4 * n)) qwen3/prompt.i32 | dflash-generate -q -m t.gguf -d k.gguf --kv f32 --chunk 64 -n 2 --ignore-eos --width $(($2 + 1)) --draft-window all --draft-trace got.trace >got.i32 &&
             [ "$(od -An -td4 -N4 got.i32)" -eq "$id" ] && cmp <(head -c $bytes got.trace) <(tail -c +$((bytes * k + 1)) "$1/proposals.i32" | head -c $bytes) || return 1
         k=$((k + 1))
     done < <(anchors "$1")
@@ -125,7 +125,7 @@ streams_equal() { # TYPE: greedy and sampled, of three widths, gone on with from
 }
 # What is picked from: where logits are corrected, after that. rows: that propose, from the first row of the file on.
 block_logits() { # FILE ROWS FLAGS...
-    dflash-generate -q -m t.gguf -d k.gguf --kv f32 --chunk 64 -n 4 --ignore-eos --draft-logits got.f32 "${@:3}" <qwen3/prompt.i32 >got.i32 &&
+    dflash-generate -q -m t.gguf -d k.gguf --kv f32 --chunk 64 -n 4 --ignore-eos --draft-window all --draft-logits got.f32 "${@:3}" <qwen3/prompt.i32 >got.i32 &&
         "$oracle" floats got.f32 <(head -c $((2048 * $2)) "$1") 1e-4
 }
 drafter() { # DIR PROPOSALS ROWS [corrected]
@@ -167,7 +167,7 @@ d2_proposals() { # prompts of the first n ids, pairs of n and anchor in anchors.
     local i n
     for i in 0 1 2 3 4 5; do
         n=$(od -An -td4 -j $((8 * i)) -N 4 dflash2/anchors.i32)
-        head -c $((4 * n)) qwen3/prompt.i32 | dflash-generate -q -m t.gguf -d d2.gguf --kv f32 --chunk 64 -n 2 --ignore-eos --width 8 --draft-trace got.trace >got.i32 || return 1
+        head -c $((4 * n)) qwen3/prompt.i32 | dflash-generate -q -m t.gguf -d d2.gguf --kv f32 --chunk 64 -n 2 --ignore-eos --width 8 --draft-window all --draft-trace got.trace >got.i32 || return 1
         [ "$(od -An -td4 -N 4 got.i32)" = "$(od -An -td4 -j $((8 * i + 4)) -N 4 dflash2/anchors.i32)" ] || { echo "anchor $i differs"; return 1; }
         cmp <(head -c 28 got.trace) <(tail -c +$((28 * i + 1)) dflash2/proposals.i32 | head -c 28) || return 1
         rm got.trace
@@ -190,7 +190,7 @@ if [ "$device" != cpu ]; then
     # a DFlash2 drafter, whose operations are its own
     convert qwen3 t.gguf --type f32 && check "dflash2 converts" convert dflash2 d2.gguf --type f32 --target qwen3
     check "dflash2 proposals" d2_proposals
-    d2_draft() { dflash-generate -q -m t.gguf -d d2.gguf --kv f32 --chunk 64 -n 4 --ignore-eos --draft-logits got.f32 <qwen3/prompt.i32 >got.i32 && "$oracle" floats got.f32 dflash2/draft_logits.f32 1e-4; }
+    d2_draft() { dflash-generate -q -m t.gguf -d d2.gguf --kv f32 --chunk 64 -n 4 --ignore-eos --draft-window all --draft-logits got.f32 <qwen3/prompt.i32 >got.i32 && "$oracle" floats got.f32 dflash2/draft_logits.f32 1e-4; }
     check "dflash2 draft logits" d2_draft
     mtp_all
     convert qwen3 t.gguf --type f32 && drafters
@@ -221,7 +221,7 @@ ids=dflash/spec.i32
 check "dflash loop ids" same_ids -d d.gguf
 ids=dflash_swa/spec.i32
 check "dflash_swa loop ids" same_ids -d s.gguf
-draft() { dflash-generate -q -m t.gguf -d "$1" --kv f32 -n 4 --ignore-eos --draft-logits got.f32 <qwen3/prompt.i32 >got.i32 && "$oracle" floats got.f32 "$2" 1e-4; }
+draft() { dflash-generate -q -m t.gguf -d "$1" --kv f32 -n 4 --ignore-eos --draft-window all --draft-logits got.f32 <qwen3/prompt.i32 >got.i32 && "$oracle" floats got.f32 "$2" 1e-4; }
 check "dflash draft logits" draft d.gguf dflash/draft_logits.f32
 check "dflash_swa draft logits, masked oracle" bash -c "'$oracle' draft qwen3 dflash_swa <qwen3/prompt.i32 >swa.f32"
 check "dflash_swa draft logits" draft s.gguf swa.f32
@@ -236,7 +236,7 @@ check "dflash2 draft logits" draft d2.gguf dflash2/draft_logits.f32
 check "dflash2 draft logits, oracle" bash -c "'$oracle' draft qwen3 dflash2 <qwen3/prompt.i32 >o.f32 && '$oracle' floats o.f32 dflash2/draft_logits.f32 1e-4"
 check "dflash2 proposals" d2_proposals
 check "dflash2 trace, oracle" bash -c "'$oracle' trace qwen3 dflash2 48 p=qwen3/prompt.i32 >d2.json"
-d2_trace() { dflash-generate -q -d d2.gguf --kv f32 --ignore-eos -n 48 --width 8 --draft-trace got.trace --force "$@" >got.i32 && "$oracle" check d2.json p got.i32 got.trace 0.001; }
+d2_trace() { dflash-generate -q -d d2.gguf --kv f32 --ignore-eos -n 48 --width 8 --draft-window all --draft-trace got.trace --force "$@" >got.i32 && "$oracle" check d2.json p got.i32 got.trace 0.001; }
 d2_prompt() { d2_trace -m t.gguf "$@" <qwen3/prompt.i32; }
 check "dflash2 trace" d2_prompt
 check "dflash2 trace, chunks of 7" d2_prompt --chunk 7
@@ -265,9 +265,15 @@ generate() { # KV FLAGS...
     shift
     dflash-generate -q -m "$pair/target-bf16.gguf" -d "$pair/drafter-bf16.gguf" --kv "$kv" --ignore-eos "$@" <p.i32 >got.i32
 }
-pair_trace() { generate "$1" -n 48 --width 8 --draft-trace got.trace && "$oracle" check "$trace" "$name" got.i32 got.trace "$2"; }
+pair_trace() { generate "$1" -n 48 --width 8 --draft-window all --draft-trace got.trace && "$oracle" check "$trace" "$name" got.i32 got.trace "$2"; }
 # the first block's logits: an error of one in a window shows here long before it changes an id
-first_block() { generate f32 -n 2 --draft-logits got.f32 && "$oracle" tops "$trace" "$name" got.f32 1e-3; }
+first_block() { generate f32 -n 2 --draft-window all --draft-logits got.f32 && "$oracle" tops "$trace" "$name" got.f32 1e-3; }
+# by default full layers see three windows: the oracle with that rule, and not without
+three_windows() {
+    ORACLE_WINDOWS=3 "$oracle" trace "$root/data/$which/target" "$root/data/$which/drafter" 8 longest=p.i32 >three.json &&
+        generate f32 -n 8 --width 8 --draft-trace got.trace && "$oracle" check three.json longest got.i32 got.trace 0.001 || return 1
+    generate f32 -n 2 --draft-logits got.f32 && "$oracle" tops three.json longest got.f32 1e-3 && ! "$oracle" tops "$trace" longest got.f32 1e-3 >differs.txt
+}
 for which in pair pair-hybrid; do
     trace=$root/$here/${which}_trace.json pair=$root/build/$which label=
     [ $which = pair ] || label="hybrid "
@@ -278,5 +284,6 @@ for which in pair pair-hybrid; do
         check "${label}trace $name kv bf16" pair_trace bf16 0.1
         check "${label}first block's logits $name" first_block
     done
+    check "${label}trace longest, three windows" three_windows # its prompt is the last
 done
 exit $failed

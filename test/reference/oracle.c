@@ -177,6 +177,12 @@ static void read_drafter_config(struct oracle *o, json_t *c)
         o->layer[i].window = sliding ? (int)json_integer_value(json_object_get(c, "sliding_window")) : 0;
         o->layer[i].causal = causal ? json_is_true(causal) : sliding && !o->conv_taps;
     }
+    /* ORACLE_WINDOWS=N: layers without a window, where others have one, see N of the widest. */
+    int widest = 0;
+    for (int i = 0; i < o->L; i++)
+        if (o->layer[i].window > widest) widest = o->layer[i].window;
+    for (int i = 0; i < o->L && getenv("ORACLE_WINDOWS"); i++)
+        if (!o->layer[i].window) o->layer[i].window = atoi(getenv("ORACLE_WINDOWS")) * widest;
 }
 #undef LOOK
 

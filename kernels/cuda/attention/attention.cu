@@ -9,6 +9,7 @@
 #include "../core/math.cuh"
 #include "codes_launch.cuh"
 #include "kv_codes.cuh"
+#include "sparse.cuh"
 
 /* exp(x - top) where top is a maximum that may be -inf (nothing seen yet, or only NaN). */
 DEV float weight(float x, float top)
@@ -389,6 +390,26 @@ static int launch_prefill(struct cuda_backend *be, const struct kn_attention *a,
                            cuda_launch(be, f, grid, dim3((unsigned)(32 * plan->warps)), smem, p));
 }
 
+/* Whole blocks of rows of a prompt: lists, and a form for prompts over them. */
+static int attend_sparse(struct cuda_backend *be, const struct kn_attention *a, const struct kn_rope_store *s,
+                         const struct attn *p, const struct attn_plan *plan)
+{
+    const struct kn_sparse *x = a->sparse;
+    struct sparse_lists lists;
+    if (!a->causal || a->window || a->first || a->tree || a->n % KN_SPARSE_BLOCK || x->window < 1 ||
+        x->sink < 0 || !(x->alpha >= 0) || (plan->form != ATTN_GROUP && plan->form != ATTN_PREFILL))
+        return cuda_fail(
+            be, KN_EINVAL,
+            "attention: %d sparse rows (expected whole blocks of %d, causal, without window, heads "
+            "and caches that prompts have a form for)",
+            a->n, KN_SPARSE_BLOCK);
+    int rc = s ? cuda_rope_store((struct kn_backend *)be, s) : 0;
+    if (rc == 0) rc = attn_sparse_lists(be, a, p, &lists);
+    if (rc) return rc;
+    return plan->form == ATTN_GROUP ? attn_group_sparse(be, p, &lists)
+                                    : attn_prefill_sparse(be, a, p, plan, &lists);
+}
+
 /* s: NULL, or what comes before. */
 static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a)
 {
@@ -420,9 +441,11 @@ static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const 
     c.folds = s && attn_can_fold(a->n, kv->head_dim, s->n_rot, s->interleaved);
     c.maps = a->n > FEW && attn_group_takes(be, &p);
     c.scratch_bytes = be->scratch_rows_bytes;
+    c.whole = a->sparse != NULL;
     const struct attn_plan plan = attn_plan_of(&dev, &be->attn, &c);
     static_assert(CUDA_ATTN_ANY + ATTN_GROUP == CUDA_ATTN_GROUP, "forms.h has attn_form's order");
     cuda_count(be, (enum cuda_form)(CUDA_ATTN_ANY + plan.form));
+    if (a->sparse) return attend_sparse(be, a, s, &p, &plan);
     if (plan.form == ATTN_GROUP) return attend_group(be, s, &p);
     return plan.form == ATTN_PREFILL ? launch_prefill(be, a, s, p, &plan) : launch_few(be, a, s, p, &plan);
 }

@@ -122,7 +122,7 @@ size_t attn_codes_bytes(int32_t d, int32_t tiles, uint32_t k_type, uint32_t v_ty
                   leaves = 4 * groups *
                            (attn_codes_leaf_bytes(d, d, k_type) + attn_codes_leaf_bytes(d, c, v_type)),
                   boxes = 2 * groups * tiles * (c / 8 + 1) * 512;
-    return (size_t)(fixed + (leaves > boxes ? leaves : boxes));
+    return (size_t)(fixed + (d <= 128 ? leaves + boxes : leaves > boxes ? leaves : boxes));
 }
 
 size_t attn_prefill_bytes(int32_t d, int32_t warps, int32_t *tiles, int32_t *chunks)
@@ -432,6 +432,11 @@ static bool plan_codes(const struct cuda_device *dev, const struct attn_call *c,
     p->slots = p->blocks = attn_codes_nodes(c->held, c->n, c->window, c->causal, c->bound);
     const size_t room = c->scratch_bytes / codes_group_bytes(c->d, c->n_kv, tiles, p->slots);
     p->turn = room < (size_t)p->groups ? (int32_t)room : p->groups;
+    /* Blocks that stand at once take nodes in turn where that saves half of making queries: codes.cuh's
+     * RESIDENT. */
+    const int32_t all = dev->sm_count * (c->d <= 128 && tiles == 1 ? 3 : 2),
+                  each = p->turn > 0 ? all / (p->turn * c->n_kv) : 0;
+    if (c->d <= 128 && each > 0 && p->slots >= 2 * each) p->blocks = each;
     return true;
 }
 
@@ -489,7 +494,7 @@ struct attn_plan attn_plan_of(const struct cuda_device *dev, const struct attn_d
 {
     struct attn_plan p;
     memset(&p, 0, sizeof p);
-    if (c->n > ATTN_FEW && alone_wins(c, false) && plan_alone(dev, c, &p)) {
+    if (!c->whole && c->n > ATTN_FEW && alone_wins(c, false) && plan_alone(dev, c, &p)) {
         p.fold = folds(c, &p);
         return p;
     }

@@ -68,6 +68,7 @@ struct attn_call {
     bool stores; /* rope_store is to be done too, */
     bool folds;  /* and is such that attention can do it: attn_can_fold */
     bool maps;   /* more than ATTN_FEW rows: the driver has maps for the ring (attention/group.cu) */
+    bool whole;  /* sparse attention of whole blocks: forms for prompts alone */
     size_t scratch_bytes;
 };
 

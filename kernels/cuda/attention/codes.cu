@@ -82,7 +82,7 @@ int attn_codes_launch(struct cuda_backend *be, const struct kn_attention *a, con
         const int32_t groups = plan->groups - g < plan->turn ? plan->groups - g : plan->turn;
         p.a.tile0 = g * plan->tiles;
         p.turned = groups * plan->tiles;
-        const dim3 grid((unsigned)groups, (unsigned)p.a.n_kv, (unsigned)plan->slots);
+        const dim3 grid((unsigned)groups, (unsigned)p.a.n_kv, (unsigned)plan->blocks);
         rc = launch(be, codes_of(p.a.d, plan->tiles), grid, 32 * plan->warps, plan->smem, p);
         if (rc == 0) rc = merge(be, p);
     }

@@ -4,7 +4,7 @@
  * times its bytes, in memory or through shared memory: so a warp makes the fragments of a tensor product from
  * codes in its registers. It has leaves of its own and needs no other warp until the end.
  *
- *     block: (tiles, kv head, node)      warp w of WARPS: leaves of the node whose number modulo WARPS is w
+ *     block: (tiles, kv head, nodes)     warp w of WARPS: leaves of a node whose number modulo WARPS is w
  *     leaf's keys   cp.async -> codes -> halves x scale -> scores of the tiles
  *     leaf's values cp.async -> codes -> halves x scale -> added to the warp's results, at the warp's own top
  *     end: the warps' results are added pairwise, (0 + 1) + (2 + 3), to the node's, in memory; codes_merge
@@ -49,6 +49,8 @@ template <int D, int T> struct coded {
     static constexpr int QUERIES = T * (D / 16) * 2 * 512; /* bytes: [tile][D / 16][part][lane] */
     static constexpr int FIXED = QUERIES + T * TILE * 4;
     static constexpr int BOX = T * (CT + 1) * 32 * 16; /* bytes of a warp's results */
+    static constexpr bool APART =
+        D <= 128; /* they have places of their own, so that there may be nodes in turn */
 };
 
 /* ---- a leaf's codes into shared memory ---- */
@@ -65,13 +67,28 @@ template <bool PATHS> struct code_rows {
     }
 };
 /* PIECES of BYTES bytes a key, 16 or 4 at a time, that begin `from` bytes in a row. */
-template <int LEAF, int BYTES, int PITCH, bool PATHS>
+template <int LEAF, int BYTES, int PITCH, bool FAST, bool PATHS>
 DEV void stage_plane(unsigned to, const struct code_rows<PATHS> &rows, int from, int p0,
                      const struct span &seen)
 {
     constexpr int EACH = BYTES % 16 == 0 ? 16 : 4, PIECES = BYTES / EACH;
     const int lane = threadIdx.x % 32;
     static_assert(BYTES % 4 == 0, "words");
+    if (FAST && LEAF * PIECES % 32 == 0 && p0 >= seen.lo && p0 + LEAF <= seen.hi) { /* all of them */
+        const int on = 32 / PIECES * (int)rows.stride;
+        const unsigned char *src =
+            rows.ring + (from + lane / PIECES * (int)rows.stride + lane % PIECES * EACH);
+        to += (unsigned)(lane / PIECES * PITCH + lane % PIECES * EACH);
+#pragma unroll
+        for (int i = 0; i < LEAF; i += 32 / PIECES) {
+            if (EACH == 16)
+                copy_async(to + (unsigned)(i * PITCH), src);
+            else
+                copy_four(to + (unsigned)(i * PITCH), src, true);
+            src += on;
+        }
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < (LEAF * PIECES + 31) / 32; i++) {
         const int at = i * 32 + lane, key = at / PIECES, piece = at % PIECES;
@@ -86,30 +103,37 @@ DEV void stage_plane(unsigned to, const struct code_rows<PATHS> &rows, int from,
     }
 }
 /* N columns from col on of a leaf of one side: codes and scales; zeros for keys that are not seen. */
-template <uint32_t TYPE, int N, int LEAF, bool PATHS>
+template <uint32_t TYPE, int N, int LEAF, bool FAST, bool PATHS>
 DEV void stage_leaf(const struct kv_side &s, const struct code_rows<PATHS> &rows, unsigned to, int p0,
                     int kv_head, int col, const struct span &seen)
 {
     using S = staged<TYPE, N>;
-    stage_plane<LEAF, S::LOW, S::LOW_PITCH>(to, rows, kv_head * s.head[0] + col * kv_code<TYPE>::LOW / 8, p0,
-                                            seen);
+    stage_plane<LEAF, S::LOW, S::LOW_PITCH, FAST>(
+        to, rows, kv_head * s.head[0] + col * kv_code<TYPE>::LOW / 8, p0, seen);
     if constexpr (S::HIGH > 0)
-        stage_plane<LEAF, S::HIGH, S::HIGH_PITCH>(to + S::high_at(LEAF), rows,
-                                                  s.high + kv_head * s.head[1] + col / 8, p0, seen);
+        stage_plane<LEAF, S::HIGH, S::HIGH_PITCH, FAST>(to + S::high_at(LEAF), rows,
+                                                        s.high + kv_head * s.head[1] + col / 8, p0, seen);
     /* A scale of two bytes comes with its neighbour's: its word. */
     const int scale = (s.scale + kv_head * s.head[2] + col / kv_code<TYPE>::GROUP * 2) & ~3;
-    stage_plane<LEAF, S::SCALE_PITCH, S::SCALE_PITCH>(to + S::scale_at(LEAF), rows, scale, p0, seen);
+    stage_plane<LEAF, S::SCALE_PITCH, S::SCALE_PITCH, FAST>(to + S::scale_at(LEAF), rows, scale, p0, seen);
 }
 template <int D, int N, int LEAF, bool PATHS>
 DEV void stage_any(const struct kv_side &s, const struct code_rows<PATHS> &rows, unsigned to, int p0,
                    int kv_head, int col, const struct span &seen)
 {
     switch (s.type) {
-    case KN_Q8_0: stage_leaf<KN_Q8_0, N, LEAF>(s, rows, to, p0, kv_head, col, seen); break;
-    case KN_Q5_0: stage_leaf<KN_Q5_0, N, LEAF>(s, rows, to, p0, kv_head, col, seen); break;
-    case KN_Q4_0: stage_leaf<KN_Q4_0, N, LEAF>(s, rows, to, p0, kv_head, col, seen); break;
+    case KN_Q8_0:
+        stage_leaf<KN_Q8_0, N, LEAF, (D <= 128 && !PATHS)>(s, rows, to, p0, kv_head, col, seen);
+        break;
+    case KN_Q5_0:
+        stage_leaf<KN_Q5_0, N, LEAF, (D <= 128 && !PATHS)>(s, rows, to, p0, kv_head, col, seen);
+        break;
+    case KN_Q4_0:
+        stage_leaf<KN_Q4_0, N, LEAF, (D <= 128 && !PATHS)>(s, rows, to, p0, kv_head, col, seen);
+        break;
     case KN_TQ3_0:
-        if constexpr (D >= 128) stage_leaf<KN_TQ3_0, N, LEAF>(s, rows, to, p0, kv_head, col, seen);
+        if constexpr (D >= 128)
+            stage_leaf<KN_TQ3_0, N, LEAF, (D <= 128 && !PATHS)>(s, rows, to, p0, kv_head, col, seen);
         break;
     default: break; /* f16 is read where it lies */
     }
@@ -190,11 +214,11 @@ DEV void weight_pair(uint32_t p[4], const float x[2][4], bool rest)
         p[i] = rest ? parts[1] : parts[0];
     }
 }
-/* acc[T][C / 8][4] += x v over the leaf: weights x, values' columns. clean: scales that are no numbers are
- * zeros. Column 32 b + 4 g + t of a warp's is column g of tile 4 b + t. */
+/* acc[T][C / 8][4] += x v over the leaf: weights x, values' columns. Column 32 b + 4 g + t of a warp's is
+ * column g of tile 4 b + t. */
 template <uint32_t TYPE, int D, int T>
 DEV void code_weigh(float acc[T][coded<D, T>::CT][4], const float x[T][coded<D, T>::NT][4],
-                    const unsigned char *v, int odd, bool clean)
+                    const unsigned char *v, int odd)
 {
     constexpr int LEAF = coded<D, T>::LEAF, C = coded<D, T>::C;
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
@@ -208,7 +232,7 @@ DEV void code_weigh(float acc[T][coded<D, T>::CT][4], const float x[T][coded<D, 
             uint32_t y[2][4];
 #pragma unroll
             for (int i = 0; i < 2; i++) /* keys 2 c, 2 c + 1; 8 more */
-                value_factors<TYPE, C, LEAF>(y[i], v, 16 * s + 8 * i + 2 * c, b, g, odd, clean);
+                value_factors<TYPE, C, LEAF>(y[i], v, 16 * s + 8 * i + 2 * c, b, g, odd);
 #pragma unroll
             for (int t = 0; t < 4; t++)
 #pragma unroll
@@ -277,37 +301,48 @@ DEV uint32_t bad_halves(const struct code_rows<PATHS> &rows, int from, int p0, c
 /* ---- queries ---- */
 
 /* Rows of T tiles: rotated, scaled by a power of two to at most 1, and as fragments in this form's order. */
-template <int D, int T>
+template <int D, int T, bool PATHS>
 DEV void code_queries(const struct attn &a, uint32_t type, uint4 *to, float *unit, int tile, int kv_head)
 {
-    constexpr int W = D / 32;
-    const int lane = threadIdx.x % 32, w = threadIdx.x / 32, warps = coded<D, T>::THREADS / 32;
+    constexpr int W = D / 32, WARPS = coded<D, T>::THREADS / 32,
+                  N = D <= 128 && !PATHS ? 4 : 1; /* rows at a time: one chain of latencies serves all */
+    static_assert(T * TILE % (N * WARPS) == 0, "rows at a time");
+    const int lane = threadIdx.x % 32, w = threadIdx.x / 32;
 #pragma unroll 1
-    for (int r = w; r < T * TILE; r += warps) {
-        const int at = tile * TILE + r, row = row_of(a, at);
-        const float *q = a.q + head_of_row(a, row, kv_head, at) * D;
-        float x[W], top = 0.0f;
+    for (int r0 = w; r0 < T * TILE; r0 += N * WARPS) {
+        float x[N][W];
 #pragma unroll
-        for (int j = 0; j < W; j++) x[j] = row < a.n ? q[lane + 32 * j] : 0.0f;
-        kv_turn_head<W>(x, type, false, false);
+        for (int i = 0; i < N; i++) {
+            const int at = tile * TILE + r0 + i * WARPS, row = row_of(a, at);
+            const float *q = a.q + head_of_row(a, row, kv_head, at) * D;
 #pragma unroll
-        for (int j = 0; j < W; j++) top = fmaxf(top, fabsf(x[j]));
-        top = kv_warp_max(top);
-        int e = (__float_as_int(top) >> 23) - 126; /* top < 2^e */
-        e = top == INFINITY || e < -100 ? 0 : e > 126 ? 126 : e;
-        const float down = __int_as_float((127 - e) << 23);
-        if (lane == 0)
-            unit[r] = __fmul_rn(__fmul_rn(a.scale, 0x1.715476p+0f), __int_as_float((127 + e) << 23));
-        const int step = lane / 16, c = lane % 16 / 4, word = lane % 4 / 2 * 2 + r % TILE / 8;
+            for (int j = 0; j < W; j++) x[i][j] = row < a.n ? q[lane + 32 * j] : 0.0f;
+        }
 #pragma unroll
-        for (int j = 0; j < W; j++) {
-            const float y = __fmul_rn(x[j], down);
-            const uint16_t high = to_half<false>(y);
-            uint16_t *half =
-                (uint16_t *)&to[((r / TILE * (D / 16) + 2 * j + step) * 2) * 32 + r % 8 * 4 + c] + 2 * word +
-                lane % 2;
-            half[0] = high;
-            half[256] = to_half<false>(__fsub_rn(y, from_half<false>(high)));
+        for (int i = 0; i < N; i++) kv_turn_head<W>(x[i], type, false, false);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int r = r0 + i * WARPS;
+            float top = 0.0f;
+#pragma unroll
+            for (int j = 0; j < W; j++) top = fmaxf(top, fabsf(x[i][j]));
+            top = kv_warp_max(top);
+            int e = (__float_as_int(top) >> 23) - 126; /* top < 2^e */
+            e = top == INFINITY || e < -100 ? 0 : e > 126 ? 126 : e;
+            const float down = __int_as_float((127 - e) << 23);
+            if (lane == 0)
+                unit[r] = __fmul_rn(__fmul_rn(a.scale, 0x1.715476p+0f), __int_as_float((127 + e) << 23));
+            const int step = lane / 16, c = lane % 16 / 4, word = lane % 4 / 2 * 2 + r % TILE / 8;
+#pragma unroll
+            for (int j = 0; j < W; j++) {
+                const float y = __fmul_rn(x[i][j], down);
+                const uint16_t high = to_half<false>(y);
+                uint16_t *half =
+                    (uint16_t *)&to[((r / TILE * (D / 16) + 2 * j + step) * 2) * 32 + r % 8 * 4 + c] +
+                    2 * word + lane % 2;
+                half[0] = high;
+                half[256] = to_half<false>(__fsub_rn(y, from_half<false>(high)));
+            }
         }
     }
 }
@@ -375,6 +410,7 @@ __global__ void __launch_bounds__(coded<D, T>::THREADS, coded<D, T>::RESIDENT)
 {
     using F = coded<D, T>;
     constexpr int LEAF = F::LEAF, NT = F::NT, CT = F::CT, C = F::C;
+    constexpr bool TURNS = F::APART && !PATHS; /* nodes in turn */
     extern __shared__ __align__(128) unsigned char raw[];
     uint4 *queries = (uint4 *)raw;
     float *units = (float *)(raw + F::QUERIES);
@@ -394,20 +430,21 @@ __global__ void __launch_bounds__(coded<D, T>::THREADS, coded<D, T>::RESIDENT)
     struct span seen = visible_any(a, tile, T, pos0, bound);
     if (p.shared) seen.hi = ATTN_CODES_START(a.window, ATTN_CODES_NODE(a.window, base)); /* may be 0 */
     const int node0 = PATHS && !a.window ? ATTN_CODES_NODE(0, base) : ATTN_CODES_NODE(a.window, seen.lo),
-              node = node0 + (int)blockIdx.z;
-    if (seen.hi > seen.lo ? node > ATTN_CODES_NODE(a.window, seen.hi - 1) : p.shared || blockIdx.z > 0)
-        return;
-    const int lo = max(ATTN_CODES_START(a.window, node), seen.lo),
-              hi = min(ATTN_CODES_START(a.window, node + 1), seen.hi); /* keys of the node that are seen */
-    code_queries<D, T>(a, p.k.type, queries, units, tile, kv_head);
+              last = seen.hi > seen.lo ? ATTN_CODES_NODE(a.window, seen.hi - 1) : node0 - (p.shared ? 1 : 0);
+    int node = node0 + (int)blockIdx.z;
+    if (node > last) return;
+    code_queries<D, T, PATHS>(a, p.k.type, queries, units, tile, kv_head);
 
     unsigned char *slot = raw + F::FIXED + w * p.warp_bytes; /* of my keys; values behind */
     unsigned char *values = slot + p.values_at;
     const int k_odd = scale_odd(p.k, kv_head), v_odd = scale_odd(p.v, kv_head) & (col ? 0 : 2);
-    /* Leaves of mine: the first at or behind lo's. */
-    int leaf = lo / LEAF;
-    leaf += (part - leaf) & (F::WARPS - 1);
-    const int end = hi > lo ? (hi - 1) / LEAF + 1 : leaf;
+    /* Leaves of mine of a node: [x, y) from the first at or behind that of its first key that is seen. */
+    const auto leaves_of = [&](int at) {
+        const int lo = max(ATTN_CODES_START(a.window, at), seen.lo),
+                  hi = min(ATTN_CODES_START(a.window, at + 1), seen.hi);
+        const int first = lo / LEAF, own = first + ((part - first) & (F::WARPS - 1));
+        return make_int2(own, hi > lo ? (hi - 1) / LEAF + 1 : own);
+    };
     const auto rows_of = [&](const struct kv_side &s, const unsigned char *tail, int at) {
         const int p0 = at * LEAF;
         struct code_rows<PATHS> r;
@@ -417,161 +454,182 @@ __global__ void __launch_bounds__(coded<D, T>::THREADS, coded<D, T>::RESIDENT)
         return r;
     };
     const auto ask_keys = [&](int at) {
-        if (at < end)
+        if (at >= 0)
             stage_any<D, D, LEAF>(p.k, rows_of(p.k, p.tail_k, at), shared_at(slot), at * LEAF, kv_head, 0,
                                   seen);
         copy_commit();
     };
     const auto ask_values = [&](int at) {
-        if (at < end)
+        if (at >= 0)
             stage_any<D, C, LEAF>(p.v, rows_of(p.v, p.tail_v, at), shared_at(values), at * LEAF, kv_head, col,
                                   seen);
         copy_commit();
     };
-    ask_keys(leaf);
-    ask_values(leaf);
+    const int2 begin = leaves_of(node);
+    int asked = begin.x < begin.y ? begin.x : -1; /* of the leaves of mine, what comes next */
+    ask_keys(asked);
+    ask_values(asked);
 
     struct code_sums<D, T> mine;
-    struct span v0[T], v1[T], full[T];
-    mine.clear();
+    struct span full[T];
 #pragma unroll
-    for (int m = 0; m < T; m++) {
-        v0[m] = visible_at(a, (tile + m) * TILE + g, pos0, bound);
-        v1[m] = visible_at(a, (tile + m) * TILE + g + 8, pos0, bound);
-        full[m] = visible_all(a, tile + m, pos0, bound);
-    }
+    for (int m = 0; m < T; m++) full[m] = visible_all(a, tile + m, pos0, bound);
+    const auto seen_by = [&](int m, int half) {
+        return visible_at(a, (tile + m) * TILE + g + 8 * half, pos0, bound);
+    };
     __syncthreads(); /* queries are here */
 #pragma unroll 1
-    for (; leaf < end; leaf += F::WARPS) {
-        const int p0 = leaf * LEAF;
-        float x[T][NT][4];
+    do {
+        mine.clear();
+        const int2 own = leaves_of(node);
+        int leaf = own.x;
+        const int end = own.y;
+        if (TURNS && leaf < end && asked != leaf) {
+            asked = leaf;
+            ask_keys(asked);
+            ask_values(asked);
+        }
+#pragma unroll 1
+        for (; leaf < end; leaf += F::WARPS) {
+            asked = leaf + F::WARPS;
+            if (asked >= end) { /* the first of the next node */
+                const int then = node + (int)gridDim.z;
+                const int2 next = TURNS && then <= last ? leaves_of(then) : make_int2(0, 0);
+                asked = next.x < next.y ? next.x : -1;
+            }
+            const int p0 = leaf * LEAF;
+            float x[T][NT][4];
+#pragma unroll
+            for (int m = 0; m < T; m++)
+#pragma unroll
+                for (int j = 0; j < NT; j++) x[m][j][0] = x[m][j][1] = x[m][j][2] = x[m][j][3] = 0.0f;
+            copy_wait(1);
+            __syncwarp();
+            switch (p.k.type) {
+            case KN_Q8_0: code_scores<KN_Q8_0, D, T>(x, queries, slot, k_odd); break;
+            case KN_Q5_0: code_scores<KN_Q5_0, D, T>(x, queries, slot, k_odd); break;
+            case KN_Q4_0: code_scores<KN_Q4_0, D, T>(x, queries, slot, k_odd); break;
+            case KN_TQ3_0:
+                if constexpr (D >= 128) code_scores<KN_TQ3_0, D, T>(x, queries, slot, k_odd);
+                break;
+            default:
+                half_scores<D, T>(x, queries, rows_of(p.k, p.tail_k, leaf), kv_head * p.k.head[0], p0, seen);
+            }
+            __syncwarp(); /* all have read the keys */
+            ask_keys(asked);
+
+            bool ragged = false;
+#pragma unroll
+            for (int m = 0; m < T; m++) {
+                const bool some = p0 < full[m].lo || p0 + LEAF > full[m].hi;
+                const float unit[2] = {units[m * TILE + g], units[m * TILE + g + 8]};
+                float here[2];
+                if (some) hide<NT>(x[m], p0, seen_by(m, 0), seen_by(m, 1));
+                ragged |= some;
+                raise_top<NT>(here, x[m], unit, mine.top[m]);
+                raise_results<CT>(mine.acc[m], mine.sum[m], mine.top[m], here, mine.odd[m]);
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const float base = mine.top[m][half] == -INFINITY ? 0.0f : -mine.top[m][half];
+                    float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+                    for (int j = 0; j < NT; j++)
+#pragma unroll
+                        for (int e = 0; e < 2; e++) {
+                            float &y = x[m][j][2 * half + e];
+                            y = exp_two(__fmaf_rn(y, unit[half], base));
+                            sum[e] = __fadd_rn(sum[e], y);
+                        }
+                    mine.sum[m][half] = __fadd_rn(mine.sum[m][half], sum[0]);
+                    mine.odd[m][half] = __fadd_rn(mine.odd[m][half], sum[1]);
+                }
+            }
+            copy_wait(1);
+            __syncwarp();
+            uint32_t bad = 0;
+            if (ragged) switch (p.v.type) {
+                case KN_Q8_0: bad = bad_scales<KN_Q8_0, C, LEAF>(values, v_odd); break;
+                case KN_Q5_0: bad = bad_scales<KN_Q5_0, C, LEAF>(values, v_odd); break;
+                case KN_Q4_0: bad = bad_scales<KN_Q4_0, C, LEAF>(values, v_odd); break;
+                case KN_TQ3_0:
+                    if constexpr (D >= 128) bad = bad_scales<KN_TQ3_0, C, LEAF>(values, v_odd);
+                    break;
+                default:
+                    bad = bad_halves<C, LEAF>(rows_of(p.v, p.tail_v, leaf), kv_head * p.v.head[0] + 2 * col,
+                                              p0, seen);
+                }
+            switch (p.v.type) {
+            case KN_Q8_0: code_weigh<KN_Q8_0, D, T>(mine.acc, x, values, v_odd); break;
+            case KN_Q5_0: code_weigh<KN_Q5_0, D, T>(mine.acc, x, values, v_odd); break;
+            case KN_Q4_0: code_weigh<KN_Q4_0, D, T>(mine.acc, x, values, v_odd); break;
+            case KN_TQ3_0:
+                if constexpr (D >= 128) code_weigh<KN_TQ3_0, D, T>(mine.acc, x, values, v_odd);
+                break;
+            default:
+                half_weigh<D, T>(mine.acc, x, rows_of(p.v, p.tail_v, leaf), kv_head * p.v.head[0] + 2 * col,
+                                 p0, seen, bad != 0);
+            }
+            __syncwarp();
+            ask_values(asked);
+            if (bad) /* who sees it gets none; acc, not sum, which another group of columns has too */
+#pragma unroll
+                for (int m = 0; m < T; m++) {
+                    const float none = __int_as_float(0x7fc00000);
+                    const bool low = bad & (uint32_t)bits_of(seen_by(m, 0), p0),
+                               high = bad & (uint32_t)bits_of(seen_by(m, 1), p0);
+#pragma unroll
+                    for (int t = 0; t < CT; t++) {
+                        if (low) mine.acc[m][t][0] = mine.acc[m][t][1] = none;
+                        if (high) mine.acc[m][t][2] = mine.acc[m][t][3] = none;
+                    }
+                }
+        }
+
+        /* The warps' results: (0 + 1) + (2 + 3). */
+        float4 *box = (float4 *)(raw + F::FIXED + (F::APART ? F::THREADS / 32 * p.warp_bytes : 0) +
+                                 (w / F::WARPS * 2 + part / 2) * F::BOX);
 #pragma unroll
         for (int m = 0; m < T; m++)
 #pragma unroll
-            for (int j = 0; j < NT; j++) x[m][j][0] = x[m][j][1] = x[m][j][2] = x[m][j][3] = 0.0f;
-        copy_wait(1);
-        __syncwarp();
-        switch (p.k.type) {
-        case KN_Q8_0: code_scores<KN_Q8_0, D, T>(x, queries, slot, k_odd); break;
-        case KN_Q5_0: code_scores<KN_Q5_0, D, T>(x, queries, slot, k_odd); break;
-        case KN_Q4_0: code_scores<KN_Q4_0, D, T>(x, queries, slot, k_odd); break;
-        case KN_TQ3_0:
-            if constexpr (D >= 128) code_scores<KN_TQ3_0, D, T>(x, queries, slot, k_odd);
-            break;
-        default: half_scores<D, T>(x, queries, rows_of(p.k, p.tail_k, leaf), kv_head * p.k.head[0], p0, seen);
-        }
-        __syncwarp(); /* all have read the keys */
-        ask_keys(leaf + F::WARPS);
+            for (int half = 0; half < 2; half++)
+                mine.sum[m][half] = quad_sum(__fadd_rn(mine.sum[m][half], mine.odd[m][half]));
+        if (!TURNS) copy_wait(0);
+        __syncthreads(); /* the slots, or the boxes, are done with */
+        if (part & 1) mine.give(box);
+        __syncthreads();
+        if (!(part & 1)) mine.add(box);
+        __syncthreads();
+        if (part == 2) mine.give(box);
+        __syncthreads();
+        if (part) continue; /* with the next node */
+        mine.add(box + F::BOX / 16);
 
-        bool ragged = false;
+        /* Of a path the slots count from the first node that any row sees, as those of the rows together. */
+        const int real = min(T * TILE, a.n * a.n_rep - tile * TILE),
+                  at_slot = PATHS ? node - (a.window ? ATTN_CODES_NODE(1, max(base - a.window + 1, 0)) : 0)
+                                  : node - node0;
 #pragma unroll
         for (int m = 0; m < T; m++) {
-            const bool some = p0 < full[m].lo || p0 + LEAF > full[m].hi;
-            const float unit[2] = {units[m * TILE + g], units[m * TILE + g + 8]};
-            float here[2];
-            if (some) hide<NT>(x[m], p0, v0[m], v1[m]);
-            ragged |= some;
-            raise_top<NT>(here, x[m], unit, mine.top[m]);
-            raise_results<CT>(mine.acc[m], mine.sum[m], mine.top[m], here, mine.odd[m]);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const float base = mine.top[m][half] == -INFINITY ? 0.0f : -mine.top[m][half];
-                float sum[2] = {0.0f, 0.0f};
+                const int mine_at = m * TILE + g + 8 * half,
+                          at = PATHS ? tree_row * a.n_rep + tile * TILE + mine_at : tile * TILE + mine_at,
+                          r = at % TILE;
+                if (mine_at >= real) continue;
+                float *record = code_record(p, at / TILE, kv_head, at_slot, D);
+                if (col == 0 && c == 0) record[r] = mine.top[m][half], record[TILE + r] = mine.sum[m][half];
+                float *out = record + 2 * TILE + r * D + col + 8 * c;
 #pragma unroll
-                for (int j = 0; j < NT; j++)
+                for (int b = 0; b < CT / 4; b++)
 #pragma unroll
-                    for (int e = 0; e < 2; e++) {
-                        float &y = x[m][j][2 * half + e];
-                        y = exp_two(__fmaf_rn(y, unit[half], base));
-                        sum[e] = __fadd_rn(sum[e], y);
-                    }
-                mine.sum[m][half] = __fadd_rn(mine.sum[m][half], sum[0]);
-                mine.odd[m][half] = __fadd_rn(mine.odd[m][half], sum[1]);
+                    for (int e = 0; e < 2; e++)
+                        *(float4 *)(out + 32 * b + 4 * e) = make_float4(
+                            mine.acc[m][4 * b][2 * half + e], mine.acc[m][4 * b + 1][2 * half + e],
+                            mine.acc[m][4 * b + 2][2 * half + e], mine.acc[m][4 * b + 3][2 * half + e]);
             }
         }
-        copy_wait(1);
-        __syncwarp();
-        uint32_t bad = 0;
-        if (ragged) switch (p.v.type) {
-            case KN_Q8_0: bad = bad_scales<KN_Q8_0, C, LEAF>(values, v_odd); break;
-            case KN_Q5_0: bad = bad_scales<KN_Q5_0, C, LEAF>(values, v_odd); break;
-            case KN_Q4_0: bad = bad_scales<KN_Q4_0, C, LEAF>(values, v_odd); break;
-            case KN_TQ3_0:
-                if constexpr (D >= 128) bad = bad_scales<KN_TQ3_0, C, LEAF>(values, v_odd);
-                break;
-            default:
-                bad = bad_halves<C, LEAF>(rows_of(p.v, p.tail_v, leaf), kv_head * p.v.head[0] + 2 * col, p0,
-                                          seen);
-            }
-        switch (p.v.type) {
-        case KN_Q8_0: code_weigh<KN_Q8_0, D, T>(mine.acc, x, values, v_odd, bad != 0); break;
-        case KN_Q5_0: code_weigh<KN_Q5_0, D, T>(mine.acc, x, values, v_odd, bad != 0); break;
-        case KN_Q4_0: code_weigh<KN_Q4_0, D, T>(mine.acc, x, values, v_odd, bad != 0); break;
-        case KN_TQ3_0:
-            if constexpr (D >= 128) code_weigh<KN_TQ3_0, D, T>(mine.acc, x, values, v_odd, bad != 0);
-            break;
-        default:
-            half_weigh<D, T>(mine.acc, x, rows_of(p.v, p.tail_v, leaf), kv_head * p.v.head[0] + 2 * col, p0,
-                             seen, bad != 0);
-        }
-        __syncwarp();
-        ask_values(leaf + F::WARPS);
-        if (bad) /* who sees it gets none; acc, not sum, which another group of columns has too */
-#pragma unroll
-            for (int m = 0; m < T; m++) {
-                const float none = __int_as_float(0x7fc00000);
-                const bool low = bad & (uint32_t)bits_of(v0[m], p0),
-                           high = bad & (uint32_t)bits_of(v1[m], p0);
-#pragma unroll
-                for (int t = 0; t < CT; t++) {
-                    if (low) mine.acc[m][t][0] = mine.acc[m][t][1] = none;
-                    if (high) mine.acc[m][t][2] = mine.acc[m][t][3] = none;
-                }
-            }
-    }
+    } while (TURNS && (node += (int)gridDim.z) <= last);
     copy_wait(0);
-
-    /* The warps' results: (0 + 1) + (2 + 3). */
-    float4 *box = (float4 *)(raw + F::FIXED + (w / F::WARPS * 2 + part / 2) * F::BOX);
-#pragma unroll
-    for (int m = 0; m < T; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-            mine.sum[m][half] = quad_sum(__fadd_rn(mine.sum[m][half], mine.odd[m][half]));
-    __syncthreads(); /* the slots are done with */
-    if (part & 1) mine.give(box);
-    __syncthreads();
-    if (!(part & 1)) mine.add(box);
-    __syncthreads();
-    if (part == 2) mine.give(box);
-    __syncthreads();
-    if (part) return;
-    mine.add(box + F::BOX / 16);
-
-    /* Of a path the slots count from the first node that any row sees, as those of the rows together. */
-    const int real = min(T * TILE, a.n * a.n_rep - tile * TILE),
-              at_slot = PATHS ? node - (a.window ? ATTN_CODES_NODE(1, max(base - a.window + 1, 0)) : 0)
-                              : (int)blockIdx.z;
-#pragma unroll
-    for (int m = 0; m < T; m++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int mine_at = m * TILE + g + 8 * half,
-                      at = PATHS ? tree_row * a.n_rep + tile * TILE + mine_at : tile * TILE + mine_at,
-                      r = at % TILE;
-            if (mine_at >= real) continue;
-            float *record = code_record(p, at / TILE, kv_head, at_slot, D);
-            if (col == 0 && c == 0) record[r] = mine.top[m][half], record[TILE + r] = mine.sum[m][half];
-            float *out = record + 2 * TILE + r * D + col + 8 * c;
-#pragma unroll
-            for (int b = 0; b < CT / 4; b++)
-#pragma unroll
-                for (int e = 0; e < 2; e++)
-                    *(float4 *)(out + 32 * b + 4 * e) = make_float4(
-                        mine.acc[m][4 * b][2 * half + e], mine.acc[m][4 * b + 1][2 * half + e],
-                        mine.acc[m][4 * b + 2][2 * half + e], mine.acc[m][4 * b + 3][2 * half + e]);
-        }
-    }
 }
 
 /* Nodes to results, rotated back: a block a head of a row, a warp the nodes of a class; a lane has columns

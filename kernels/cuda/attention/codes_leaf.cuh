@@ -53,18 +53,17 @@ DEV void key_factors(uint32_t y[2][2], const unsigned char *k, int key, int b, i
         y[s][0] = kv_mul(y[s][0], d), y[s][1] = kv_mul(y[s][1], d);
     }
 }
-/* Of the values of `key` and the next, of C columns: y[t] is column 32 b + 4 g + t of both. clean: scales
- * that are no numbers are zeros. */
+/* Of the values of `key` and the next, of C columns: y[t] is column 32 b + 4 g + t of both. */
 template <uint32_t TYPE, int C, int LEAF>
-DEV void value_factors(uint32_t y[4], const unsigned char *v, int key, int b, int g, int odd, bool clean)
+DEV void value_factors(uint32_t y[4], const unsigned char *v, int key, int b, int g, int odd)
 {
     using S = staged<TYPE, C>;
     const unsigned char *low = v + key * S::LOW_PITCH + b * (S::LOW * 32 / C),
                         *high = v + S::high_at(LEAF) + key * S::HIGH_PITCH + 4 * b,
                         *scale = v + S::scale_at(LEAF) + key * S::SCALE_PITCH +
                                  b * 32 / kv_code<TYPE>::GROUP * 2 + odd;
-    uint32_t d = *(const uint16_t *)scale | (uint32_t) * (const uint16_t *)(scale + S::SCALE_PITCH) << 16;
-    if (clean) make_finite<false>(d);
+    const uint32_t d = *(const uint16_t *)scale | (uint32_t) * (const uint16_t *)(scale + S::SCALE_PITCH)
+                                                      << 16;
     kv_crossed<TYPE>(kv_four<TYPE>(low, high, g), kv_four<TYPE>(low + S::LOW_PITCH, high + S::HIGH_PITCH, g),
                      y);
 #pragma unroll
@@ -73,17 +72,23 @@ DEV void value_factors(uint32_t y[4], const unsigned char *v, int key, int b, in
 
 /* ---- values that are no numbers ---- */
 
-/* Keys of the leaf, a bit each, of whose columns one is a NaN or an Inf. */
-template <uint32_t TYPE, int N, int LEAF> DEV uint32_t bad_scales(const unsigned char *v, int odd)
+/* Keys of the leaf, a bit each, of whose columns one is a NaN or an Inf: their scales become zeros. */
+template <uint32_t TYPE, int N, int LEAF> DEV uint32_t bad_scales(unsigned char *v, int odd)
 {
     using S = staged<TYPE, N>;
     const int key = threadIdx.x % LEAF;
-    bool bad = false;
+    uint16_t *scale = (uint16_t *)(v + S::scale_at(LEAF) + key * S::SCALE_PITCH + odd);
+    uint32_t bad = 0;
 #pragma unroll
-    for (int i = 0; i < S::SCALE / 2; i++)
-        bad |= (*(const uint16_t *)(v + S::scale_at(LEAF) + key * S::SCALE_PITCH + 2 * i + odd) & 0x7c00) ==
-               0x7c00;
-    return __ballot_sync(~0u, bad) & (LEAF == 32 ? ~0u : 0xffffu);
+    for (int i = 0; i < S::SCALE / 2; i++) bad |= ((scale[i] & 0x7c00) == 0x7c00 ? 1u : 0u) << i;
+    const uint32_t keys = __ballot_sync(~0u, bad != 0) & (LEAF == 32 ? ~0u : 0xffffu);
+    if (keys) {
+#pragma unroll 1
+        for (int i = 0; i < S::SCALE / 2; i++)
+            if (bad >> i & 1) scale[i] = 0;
+        __syncwarp();
+    }
+    return keys;
 }
 
 #endif

@@ -19,6 +19,7 @@
 #endif
 #define mma attention_mma /* the products of bulk.cuh have an mma of their own */
 #include "many.cuh"
+#include "sparse.cuh"
 #undef mma
 #include "../core/bulk.cuh"
 #include "../chain/chain.cuh"
@@ -280,28 +281,45 @@ template <bool BF16> DEV void clean(uint8_t *v)
     meet_all();
 }
 
+/* What dense attention and attention over lists have beside a cache's maps. */
+struct dense {
+};
+struct sparse {
+    sparse_lists lists;
+    chain_map mk, mv; /* of the means */
+};
+
 /* The warp that asks: tiles from .. to of keys and values, each into its place when both groups are done with
- * it. */
-DEV void ask(const attn &a, const chain_map *mk, const chain_map *mv, uint32_t ring, uint64_t *bars,
-             int kv_head, int from, int to)
+ * it. walk: of `sparse`. */
+template <class MORE, class WALK>
+DEV void ask(const attn &a, const chain_map *mk, const chain_map *mv, const MORE &more, const WALK &walk,
+             uint32_t ring, uint64_t *bars, int kv_head, int from, int to)
 {
     if (threadIdx.x % 32) return;
     for (int i = 0; i < 2 * (to - from); i++) {
         const int tile = from + i / 2, stage = i / 2 % STAGES, lap = i / 2 / STAGES,
                   which = 2 * stage + i % 2;
         const uint32_t at = ring + (uint32_t)(which * PART);
-        const int slot = kv_slot_far(a.where, (int64_t)tile * KEYS);
+        int64_t p0 = (int64_t)tile * KEYS;
+        kv_where where = a.where;
+        const chain_map *k_map = mk, *v_map = mv;
+        if constexpr (std::is_same_v<MORE, sparse>) {
+            p0 = walk.at(tile);
+            if (walk.mean(tile)) where = more.lists.means, k_map = &more.mk, v_map = &more.mv;
+        }
+        const int slot = kv_slot_far(where, p0);
         uint64_t *full = bars + which, *empty = bars + 2 * STAGES + which;
         if (lap) bar_wait(empty, (uint32_t)(lap - 1) & 1);
         bar_expect(full, PART);
-        box(at, i % 2 ? mv : mk, 0, kv_head, slot, full);
-        box(at + HALF, i % 2 ? mv : mk, 64, kv_head, slot, full);
+        box(at, i % 2 ? v_map : k_map, 0, kv_head, slot, full);
+        box(at + HALF, i % 2 ? v_map : k_map, 64, kv_head, slot, full);
     }
 }
 
-template <bool BF16>
+template <bool BF16, class MORE>
 __global__ void __launch_bounds__(THREADS + 128, 1)
-    attn_group(const attn a, const __grid_constant__ chain_map mk, const __grid_constant__ chain_map mv)
+    attn_group(const attn a, const __grid_constant__ chain_map mk, const __grid_constant__ chain_map mv,
+               const __grid_constant__ MORE more)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     extern __shared__ unsigned char raw[];
@@ -325,10 +343,18 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
               kv_head = blockIdx.y; /* the longest first */
     const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
     const struct span seen = visible_any(a, tile, ROWS / TILE, pos0, bound);
-    const int from = seen.lo / KEYS, to = seen.hi > seen.lo ? (seen.hi - 1) / KEYS + 1 : from;
+    constexpr bool LISTS = std::is_same_v<MORE, sparse>;
+    const auto walk = [&] {
+        if constexpr (LISTS)
+            return sparse_walk<KEYS>(a, more.lists, tile, kv_head, pos0);
+        else
+            return 0;
+    }();
+    int from = seen.lo / KEYS, to = seen.hi > seen.lo ? (seen.hi - 1) / KEYS + 1 : from;
+    if constexpr (LISTS) from = 0, to = walk.turns;
     if (group == GROUPS) { /* a group of its own, for registers are given and taken by groups */
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (w == 4 * GROUPS) ask(a, &mk, &mv, ring, bars, kv_head, from, to);
+        if (w == 4 * GROUPS) ask(a, &mk, &mv, more, walk, ring, bars, kv_head, from, to);
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
@@ -351,11 +377,14 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
     for (int t = 0; t < 16; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
 #pragma unroll 1
     for (int i = 0; i < to - from; i++) {
-        const int p0 = (from + i) * KEYS, stage = i % STAGES;
+        bool means = false;
+        int p0 = (from + i) * KEYS;
+        if constexpr (LISTS) means = walk.mean(i), p0 = walk.at(i);
+        const int stage = i % STAGES;
         const uint32_t phase = (uint32_t)(i / STAGES) & 1;
         const uint32_t k = ring + (uint32_t)(2 * stage * PART), v = k + PART;
         uint64_t *const at = bars + 2 * stage, *const done = at + 2 * STAGES;
-        const bool skips = p0 >= mine.hi || p0 + KEYS <= mine.lo; /* the whole group */
+        const bool skips = !means && (p0 >= mine.hi || p0 + KEYS <= mine.lo); /* the whole group */
         float x[16][4];
         uint32_t p[8][4];
         bar_wait(at, phase);
@@ -371,7 +400,10 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
         }
         if (threadIdx.x % 128 == 0) bar_arrive(done);
         if (!skips) {
-            if (p0 < full.lo || p0 + KEYS > full.hi) hide<16>(x, p0, v0, v1);
+            if (means) {
+                if constexpr (LISTS) walk.template hide<16>(x, p0, unit);
+            } else if (p0 < full.lo || p0 + KEYS > full.hi)
+                hide<16>(x, p0, v0, v1);
             float here[2];
             raise_top<16>(here, x, unit, top);
             raise_results<16>(acc, sum, top, here);
@@ -379,7 +411,7 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
         }
         bar_wait(at + 1, phase);
         uint8_t *const values = base + AT_RING + (2 * stage + 1) * PART;
-        if ((p0 < whole.lo || p0 + KEYS > whole.hi) && find_bad<BF16>(values, bad)) {
+        if (!means && (p0 < whole.lo || p0 + KEYS > whole.hi) && find_bad<BF16>(values, bad)) {
             if (!skips) add_bad<BF16>(acc, p, values, bad, p0, v0, v1);
             clean<BF16>(values);
         }
@@ -409,15 +441,27 @@ bool attn_group_takes(const struct cuda_backend *be, const struct attn *a)
     return be->cc >= 90 && !be->generic && a->d == group::D && kv_halves(a->type) &&
            be->smem_block >= group::BYTES && maps_of(a, &mk, &mv);
 }
-int attn_group_launch(struct cuda_backend *be, const struct attn *a)
+template <class MORE> static int launch(struct cuda_backend *be, const struct attn *a, const MORE &more)
 {
     struct chain_map mk, mv;
-    const auto f = kv_bf16(a->type) ? group::attn_group<true> : group::attn_group<false>;
+    const auto f = kv_bf16(a->type) ? group::attn_group<true, MORE> : group::attn_group<false, MORE>;
     const cudaError_t err =
         cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, group::BYTES);
     const int64_t rows = (int64_t)a->n * a->n_rep;
     const dim3 grid((unsigned)((rows + group::ROWS - 1) / group::ROWS), (unsigned)a->n_kv);
     if (err || !maps_of(a, &mk, &mv)) return cuda_check(be, "attention", err ? err : cudaErrorUnknown);
     return cuda_check(be, "attention",
-                      cuda_launch(be, f, grid, dim3(group::THREADS + 128), group::BYTES, *a, mk, mv));
+                      cuda_launch(be, f, grid, dim3(group::THREADS + 128), group::BYTES, *a, mk, mv, more));
+}
+int attn_group_launch(struct cuda_backend *be, const struct attn *a)
+{
+    return launch(be, a, group::dense());
+}
+int attn_group_sparse(struct cuda_backend *be, const struct attn *a, const struct sparse_lists *lists)
+{
+    struct group::sparse more = {*lists, {}, {}};
+    if (!kv_map(&more.mk, (void *)lists->mk, a->type, a->n_kv, lists->means, group::KEYS) ||
+        !kv_map(&more.mv, (void *)lists->mv, a->type, a->n_kv, lists->means, group::KEYS))
+        return cuda_check(be, "attention", cudaErrorUnknown);
+    return launch(be, a, more);
 }

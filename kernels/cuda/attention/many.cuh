@@ -5,6 +5,33 @@
 
 #include "attention.cuh"
 
+/* x[MT][N][4] = q k of MT tiles and 8 N keys at k (rows of PITCH halves). */
+template <int D, bool BF16, int MT, int N, int PITCH>
+DEV void scores_of(float x[MT][N][4], const uint4 *q, unsigned k)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int j = 0; j < N; j++) x[m][j][0] = x[m][j][1] = x[m][j][2] = x[m][j][3] = 0.0f;
+    k += (unsigned)((lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 8) * 2;
+#pragma unroll
+    for (int s = 0; s < D / 16; s++) {
+        uint4 a[MT], b[N / 2];
+#pragma unroll
+        for (int m = 0; m < MT; m++) a[m] = q[(m * (D / 16) + s) * 32 + lane];
+#pragma unroll
+        for (int j = 0; j < N / 2; j++) b[j] = load_matrices(k + j * 16 * PITCH * 2 + s * 32);
+#pragma unroll
+        for (int j = 0; j < N / 2; j++)
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                const uint32_t f[4] = {a[m].x, a[m].y, a[m].z, a[m].w};
+                mma<BF16>(x[m][2 * j], f, b[j].x, b[j].y);
+                mma<BF16>(x[m][2 * j + 1], f, b[j].z, b[j].w);
+            }
+    }
+}
 /* Scores that rows g and g + 8 of a tile do not see become -inf. */
 template <int NT> DEV void hide(float x[NT][4], int p0, const struct span &v0, const struct span &v1)
 {

@@ -10,6 +10,7 @@
  * a row's bits do not depend on its companions. */
 #include "codes_launch.cuh"
 #include "many.cuh"
+#include "sparse.cuh"
 
 template <int D, int WARPS> struct many {
     static constexpr int LEAF = D <= 256 ? 64 : 32;
@@ -27,33 +28,6 @@ template <int D, int WARPS> struct many {
     static constexpr int BYTES = FIXED + STAGES * STAGE;
 };
 
-/* x[MT][N][4] = q k of MT tiles and 8 N keys at k (rows of PITCH halves). */
-template <int D, bool BF16, int MT, int N, int PITCH>
-DEV void scores_of(float x[MT][N][4], const uint4 *q, unsigned k)
-{
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int m = 0; m < MT; m++)
-#pragma unroll
-        for (int j = 0; j < N; j++) x[m][j][0] = x[m][j][1] = x[m][j][2] = x[m][j][3] = 0.0f;
-    k += (unsigned)((lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 8) * 2;
-#pragma unroll
-    for (int s = 0; s < D / 16; s++) {
-        uint4 a[MT], b[N / 2];
-#pragma unroll
-        for (int m = 0; m < MT; m++) a[m] = q[(m * (D / 16) + s) * 32 + lane];
-#pragma unroll
-        for (int j = 0; j < N / 2; j++) b[j] = load_matrices(k + j * 16 * PITCH * 2 + s * 32);
-#pragma unroll
-        for (int j = 0; j < N / 2; j++)
-#pragma unroll
-            for (int m = 0; m < MT; m++) {
-                const uint32_t f[4] = {a[m].x, a[m].y, a[m].z, a[m].w};
-                mma<BF16>(x[m][2 * j], f, b[j].x, b[j].y);
-                mma<BF16>(x[m][2 * j + 1], f, b[j].z, b[j].w);
-            }
-    }
-}
 /* acc[MT][N][4] += p v over 16 S keys at v, its first column (rows of PITCH halves). clean: NaN and Inf are
  * zeros. */
 template <bool BF16, int MT, int S, int N, int PITCH>
@@ -79,10 +53,6 @@ DEV void weigh_by(float acc[MT][N][4], const uint32_t p[MT][S][4], unsigned v, b
 struct prefill_codes {
     struct kv_side k, v;
 };
-DEV const prefill_codes &only(const prefill_codes &x)
-{
-    return x;
-}
 
 /* KEYS keys from p0 on of one side, as kv_stage: f16 as they are, codes as halves. */
 template <int D, int COLS, int KEYS, int PITCH, int THREADS>
@@ -100,7 +70,7 @@ template <int D, bool BF16, int WARPS, class... MORE>
 __global__ void __launch_bounds__(32 * WARPS, 1) attn_prefill(const attn a, MORE... more)
 {
     using M = many<D, WARPS>;
-    constexpr bool CODES = sizeof...(MORE) > 0;
+    constexpr bool CODES = has_argument<prefill_codes, MORE...>, LISTS = has_argument<sparse_lists, MORE...>;
     constexpr int LEAF = M::LEAF, THREADS = 32 * WARPS, CT = M::DC / 8, NT = LEAF / 8, MT = M::MT;
     extern __shared__ __align__(128) unsigned char raw[];
     uint4 *queries = (uint4 *)raw;
@@ -116,20 +86,43 @@ __global__ void __launch_bounds__(32 * WARPS, 1) attn_prefill(const attn a, MORE
     const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
     const struct span seen = visible_any(a, tile, M::TILES, pos0, bound),
                       mine = visible_any(a, own, MT, pos0, bound);
-    const int from = seen.lo / M::KEYS, to = seen.hi > seen.lo ? (seen.hi - 1) / M::KEYS + 1 : from;
+    const auto walk = [&] {
+        if constexpr (LISTS)
+            return sparse_walk<M::KEYS>(a, argument<sparse_lists>(more...), tile, kv_head, pos0);
+        else
+            return 0;
+    }();
+    int from = seen.lo / M::KEYS, to = seen.hi > seen.lo ? (seen.hi - 1) / M::KEYS + 1 : from;
+    if constexpr (LISTS) from = 0, to = walk.turns;
     int filled = from;
+    auto fill_means = [&](unsigned at) {
+        if constexpr (LISTS) {
+            const sparse_lists &l = argument<sparse_lists>(more...);
+            const struct span all = {0, walk.m};
+            attn means = a;
+            means.where = l.means;
+            kv_stage<D, D, M::KEYS, M::KPITCH, THREADS>(means, at, l.mk, walk.at(filled), kv_head, 0, all);
+            kv_stage<D, M::DC, M::KEYS, M::VPITCH, THREADS>(means, at + M::VALUES, l.mv, walk.at(filled),
+                                                            kv_head, col, all);
+        }
+    };
     auto fill = [&](int stage) {
         if (filled < to) {
             const unsigned at = ring + (unsigned)(stage * M::STAGE);
-            if constexpr (CODES) {
-                stage_side<D, D, M::KEYS, M::KPITCH, THREADS>(a, raw, at, only(more...).k, filled * M::KEYS,
-                                                              kv_head, 0, seen);
-                stage_side<D, M::DC, M::KEYS, M::VPITCH, THREADS>(a, raw, at + M::VALUES, only(more...).v,
-                                                                  filled * M::KEYS, kv_head, col, seen);
+            bool means = false;
+            int p0 = filled * M::KEYS;
+            if constexpr (LISTS) means = walk.mean(filled), p0 = walk.at(filled);
+            if (means)
+                fill_means(at);
+            else if constexpr (CODES) {
+                const prefill_codes &c = argument<prefill_codes>(more...);
+                stage_side<D, D, M::KEYS, M::KPITCH, THREADS>(a, raw, at, c.k, p0, kv_head, 0, seen);
+                stage_side<D, M::DC, M::KEYS, M::VPITCH, THREADS>(a, raw, at + M::VALUES, c.v, p0, kv_head,
+                                                                  col, seen);
             } else {
-                kv_stage<D, D, M::KEYS, M::KPITCH, THREADS>(a, at, a.k, filled * M::KEYS, kv_head, 0, seen);
-                kv_stage<D, M::DC, M::KEYS, M::VPITCH, THREADS>(a, at + M::VALUES, a.v, filled * M::KEYS,
-                                                                kv_head, col, seen);
+                kv_stage<D, D, M::KEYS, M::KPITCH, THREADS>(a, at, a.k, p0, kv_head, 0, seen);
+                kv_stage<D, M::DC, M::KEYS, M::VPITCH, THREADS>(a, at + M::VALUES, a.v, p0, kv_head, col,
+                                                                seen);
             }
         }
         copy_commit();
@@ -138,7 +131,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1) attn_prefill(const attn a, MORE
     fill(0);
     if constexpr (CODES)
         load_queries<D, BF16, M::TILES, WARPS, 1, true>(a, queries, units, tile, kv_head,
-                                                        only(more...).k.type);
+                                                        argument<prefill_codes>(more...).k.type);
     else
         load_queries<D, BF16, M::TILES, WARPS, 1>(a, queries, units, tile, kv_head);
 
@@ -161,14 +154,16 @@ __global__ void __launch_bounds__(32 * WARPS, 1) attn_prefill(const attn a, MORE
 
     int stage = 0;
     for (int turn = from; turn < to; turn++) {
-        const int p0 = turn * M::KEYS + half * LEAF;
+        bool means = false;
+        int p0 = turn * M::KEYS + half * LEAF;
+        if constexpr (LISTS) means = walk.mean(turn), p0 = walk.at(turn) + half * LEAF;
         copy_wait(0);
         __syncthreads(); /* these leaves are here, and all are done with the ones before */
         fill(stage ^ 1);
         const unsigned k = ring + (unsigned)(stage * M::STAGE + half * LEAF * M::KPITCH * 2),
                        v = ring + (unsigned)(stage * M::STAGE + M::VALUES + half * LEAF * M::VPITCH * 2);
         stage ^= 1;
-        if (p0 >= mine.hi || p0 + LEAF <= mine.lo) continue;
+        if (means ? p0 >= mine.hi / KN_SPARSE_BLOCK : p0 >= mine.hi || p0 + LEAF <= mine.lo) continue;
         float x[MT][NT][4];
         uint32_t p[MT][NT / 2][4];
         bool any_ragged = false;
@@ -178,8 +173,12 @@ __global__ void __launch_bounds__(32 * WARPS, 1) attn_prefill(const attn a, MORE
             const bool ragged = p0 < full[m].lo || p0 + LEAF > full[m].hi;
             const float unit[2] = {unit_at[m * TILE], unit_at[m * TILE + 8]};
             float here[2];
-            if (ragged) hide<NT>(x[m], p0, v0[m], v1[m]);
-            any_ragged |= ragged;
+            if (means) {
+                if constexpr (LISTS) walk.template hide<NT>(x[m], p0, unit);
+            } else {
+                if (ragged) hide<NT>(x[m], p0, v0[m], v1[m]);
+                any_ragged |= ragged;
+            }
             raise_top<NT>(here, x[m], unit, top[m]);
             raise_results<CT>(acc[m], sum[m], top[m], here);
             weights_of<NT, BF16>(p[m], sum[m], x[m], unit, top[m]);
@@ -260,39 +259,59 @@ template <int D> __global__ void __launch_bounds__(128) turn_back(float *out, in
     for (int j = 0; j < W; j++) y[32 * j] = x[j];
 }
 
-template <int D, int WARPS>
-static int codes_launch(struct cuda_backend *be, const struct attn &a, const struct prefill_codes &more,
-                        const struct attn_plan *plan)
+template <int D, int WARPS, bool BF16, class... MORE>
+static int launch(struct cuda_backend *be, const struct attn &a, uint32_t v_type,
+                  const struct attn_plan *plan, const MORE &...more)
 {
-    void (*f)(const attn, prefill_codes) = attn_prefill<D, false, WARPS, prefill_codes>;
+    void (*f)(const attn, MORE...) = attn_prefill<D, BF16, WARPS, MORE...>;
     const int64_t heads = (int64_t)a.n * a.n_head;
     const dim3 grid((unsigned)plan->groups, (unsigned)a.n_kv, (unsigned)plan->blocks);
     int rc = cuda_check(be, "attention",
                         cudaFuncSetAttribute((const void *)f, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                              (int)many<D, WARPS>::BYTES));
     if (rc == 0)
-        rc = cuda_check(be, "attention",
-                        cuda_launch(be, f, grid, dim3(32 * WARPS), (size_t)many<D, WARPS>::BYTES, a, more));
-    if (rc == 0 && kn_kv_coded(more.v.type))
+        rc =
+            cuda_check(be, "attention",
+                       cuda_launch(be, f, grid, dim3(32 * WARPS), (size_t)many<D, WARPS>::BYTES, a, more...));
+    if (rc == 0 && kn_kv_coded(v_type))
         rc = cuda_check(be, "attention",
                         cuda_launch(be, turn_back<D>, dim3((unsigned)((heads + 3) / 4)), dim3(128), 0, a.out,
-                                    heads, more.v.type));
+                                    heads, v_type));
     return rc;
+}
+
+/* f(head size, warps) of a plan. */
+template <class F> static int of_plan(int32_t d, int32_t warps, F f)
+{
+    const std::integral_constant<int, 8> eight;
+    const std::integral_constant<int, 4> four;
+    const auto with = [&](auto size) { return warps == 8 ? f(size, eight) : f(size, four); };
+    switch (d) {
+    case 64: return with(std::integral_constant<int, 64>());
+    case 128: return with(std::integral_constant<int, 128>());
+    case 256: return with(std::integral_constant<int, 256>());
+    default: return f(std::integral_constant<int, 512>(), four);
+    }
 }
 
 int attn_prefill_codes_launch(struct cuda_backend *be, const struct kn_attention *a, const struct attn *base,
                               const struct attn_plan *plan)
 {
     const struct prefill_codes more = {kv_side_of(a->kv, false), kv_side_of(a->kv, true)};
-    switch (2 * base->d + (plan->warps == 8)) {
-    case 2 * 64 + 1: return codes_launch<64, 8>(be, *base, more, plan);
-    case 2 * 64: return codes_launch<64, 4>(be, *base, more, plan);
-    case 2 * 128 + 1: return codes_launch<128, 8>(be, *base, more, plan);
-    case 2 * 128: return codes_launch<128, 4>(be, *base, more, plan);
-    case 2 * 256 + 1: return codes_launch<256, 8>(be, *base, more, plan);
-    case 2 * 256: return codes_launch<256, 4>(be, *base, more, plan);
-    default: return codes_launch<512, 4>(be, *base, more, plan);
-    }
+    return of_plan(base->d, plan->warps, [&](auto d, auto warps) {
+        return launch<d, warps, false>(be, *base, more.v.type, plan, more);
+    });
+}
+
+int attn_prefill_sparse(struct cuda_backend *be, const struct kn_attention *call, const struct attn *a,
+                        const struct attn_plan *plan, const struct sparse_lists *lists)
+{
+    const struct prefill_codes codes = {kv_side_of(call->kv, false), kv_side_of(call->kv, true)};
+    return of_plan(a->d, plan->warps, [&](auto d, auto warps) {
+        if (!kv_halves(a->type)) return launch<d, warps, false>(be, *a, codes.v.type, plan, codes, *lists);
+        return kv_bf16(a->type) ? launch<d, warps, true>(be, *a, KN_BF16, plan, *lists)
+                                : launch<d, warps, false>(be, *a, KN_F16, plan, *lists);
+    });
 }
 
 attn_fn attn_prefill_of(int32_t d, uint32_t type, int32_t warps, size_t *smem, int32_t *tiles,

@@ -495,15 +495,16 @@ size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, 
 enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const struct chain_args *a)
 {
     const bool far = c->attends && c->far, items = has_items(c, count);
-    bool early = false;
-    for (int32_t i = 0; i < count; i++) early |= (c->step[i].flags & CHAIN_EARLY) != 0;
-    return c->nets    ? items      ? CHAIN_NETS_ITEMS
-                        : a->split ? CHAIN_NETS_SHARED
-                                   : CHAIN_NETS
-           : c->gemma ? CHAIN_GEMMA
-           : items    ? far ? c->coded ? CHAIN_ITEMS_CODES : CHAIN_ITEMS_FAR : CHAIN_ITEMS
-           : far      ? c->coded ? CHAIN_CODES : CHAIN_FAR
-           : a->split ? CHAIN_SHARED
-           : early    ? CHAIN_PAIRS
-                      : CHAIN_FEW;
+    bool early = false, low = false;
+    for (int32_t i = 0; i < count; i++) {
+        early |= (c->step[i].flags & CHAIN_EARLY) != 0;
+        low |= chain_is_low(&c->step[i]);
+    }
+    if (c->nets && items) return low ? CHAIN_NETS_LOW : CHAIN_NETS_ITEMS;
+    if (c->nets) return a->split ? CHAIN_NETS_SHARED : CHAIN_NETS;
+    if (c->gemma) return CHAIN_GEMMA;
+    if (far && c->coded) return low ? CHAIN_LOW_CODES : items ? CHAIN_ITEMS_CODES : CHAIN_CODES;
+    if (items && far) return low ? CHAIN_LOW_FAR : CHAIN_ITEMS_FAR;
+    if (items) return low ? CHAIN_LOW : CHAIN_ITEMS;
+    return far ? CHAIN_FAR : a->split ? CHAIN_SHARED : early ? CHAIN_PAIRS : CHAIN_FEW;
 }

@@ -177,7 +177,8 @@ struct chain_args {
  * share pairs (chain/split.cuh); keys and values come through the ring, and no outputs early; pairs that all
  * blocks share, chain/post.cuh and chain/wide.cuh, which has all attention then; delta nets or gated rows,
  * and no attention then; these and such pairs; steps of types other than K; these and keys through the ring;
- * quantised keys and values (chain/codes.cuh), without such steps and with them. */
+ * quantised keys and values (chain/codes.cuh), without such steps and with them; those with such steps where
+ * some are of Q2_K, Q3_K, Q4_1 or Q5_1. */
 enum chain_form {
     CHAIN_FEW,
     CHAIN_PAIRS,
@@ -191,6 +192,10 @@ enum chain_form {
     CHAIN_NETS_ITEMS,
     CHAIN_CODES,
     CHAIN_ITEMS_CODES,
+    CHAIN_LOW,
+    CHAIN_LOW_FAR,
+    CHAIN_NETS_LOW,
+    CHAIN_LOW_CODES,
     CHAIN_FORMS
 };
 /* chain.cu. What was collected, and what it is if it stays alone. */
@@ -294,8 +299,10 @@ static inline int32_t widest_unit(const struct chain_step *s)
         if (s->m[j].unit_bytes > widest) widest = s->m[j].unit_bytes;
     return widest;
 }
-/* The step is of types that forms of K types alone lack: others than K, IQ4_XS. */
+/* The step is of types that forms of K types alone lack: others than Q4_K, Q5_K and Q6_K; of those that only
+ * forms of their own have: Q2_K, Q3_K, Q4_1, Q5_1, MXFP4. */
 bool chain_is_other(const struct chain_step *s);
+bool chain_is_low(const struct chain_step *s);
 /* The product as a step; false: no chain has such. */
 bool chain_step_of(const struct cuda_device *dev, const struct chain_product *p, struct chain_step *s);
 /* Shared memory of the launch, and its blocks: each must have outputs in a step whose outputs are read, so

@@ -15,11 +15,20 @@ static uint32_t chain_divisor(int32_t d)
 
 static bool is_k(uint32_t type)
 {
-    return type == KN_Q4_K || type == KN_Q5_K || type == KN_Q6_K || type == KN_IQ4_XS;
+    return type == KN_Q4_K || type == KN_Q5_K || type == KN_Q6_K || type == KN_IQ4_XS || type == KN_Q3_K ||
+           type == KN_Q2_K;
+}
+bool chain_is_low(const struct chain_step *s)
+{
+    bool low = false;
+    for (int32_t j = 0; j < s->n_m; j++)
+        low |= s->m[j].type == KN_Q2_K || s->m[j].type == KN_Q3_K || s->m[j].type == KN_Q4_1 ||
+               s->m[j].type == KN_Q5_1 || s->m[j].type == KN_MXFP4;
+    return low;
 }
 bool chain_is_other(const struct chain_step *s)
 {
-    bool other = s->kind != CHAIN_K;
+    bool other = s->kind != CHAIN_K || chain_is_low(s);
     for (int32_t j = 0; j < s->n_m; j++) other |= s->m[j].type == KN_IQ4_XS;
     return other;
 }
@@ -49,16 +58,14 @@ static bool items_of(const struct cuda_device *dev, const struct chain_product *
     const int64_t n_in = p->w[0]->n_in;
     const enum mm_act act = product_type_of(p->w[0]->type)->act;
     int64_t column = 0;
-    if (act == MM_ACT_K || act == MM_ACT_32M) return false;
-    s->kind = act == MM_ACT_32    ? CHAIN_32
-              : act == MM_ACT_F16 ? CHAIN_F16
-              : act == MM_ACT_F32 ? CHAIN_F32
-                                  : CHAIN_BF16;
-    if (act == MM_ACT_32 ? p->norm && n_in > 256 * CHAIN_K_NORM_BLOCKS * CHAIN_WARPS : s->slice_units > 16)
+    const bool blocks = act == MM_ACT_32 || act == MM_ACT_32M; /* with minimums: the row is the same */
+    if (act == MM_ACT_K) return false;
+    s->kind = blocks ? CHAIN_32 : act == MM_ACT_F16 ? CHAIN_F16 : act == MM_ACT_F32 ? CHAIN_F32 : CHAIN_BF16;
+    if (blocks ? p->norm && n_in > 256 * CHAIN_K_NORM_BLOCKS * CHAIN_WARPS : s->slice_units > 16)
         return false;
     s->units = (int32_t)(n_in / 32);
     s->members = p->gated || p->n_w == 1 ? 2 : 1;
-    if (p->gated && act == MM_ACT_32 && outputs_by_32(dev, p->w[0]->n_out)) s->members = 4;
+    if (p->gated && blocks && outputs_by_32(dev, p->w[0]->n_out)) s->members = 4;
     for (int32_t j = 0; j < p->n_w; j++) {
         const struct kn_weight *w = p->w[j];
         const struct mm_type *t = product_type_of(w->type);
@@ -105,7 +112,7 @@ bool chain_step_of(const struct cuda_device *dev, const struct chain_product *p,
             (const uint8_t *)w->packed,           p->out[j], (int32_t)w->n_out, s->pairs, (int32_t)column,
             product_type_of(w->type)->unit_bytes, w->type};
         column += w->n_out;
-        own = own || w->type == KN_Q6_K || w->type == KN_IQ4_XS;
+        own = own || w->type == KN_Q6_K || w->type == KN_IQ4_XS || w->type == KN_Q3_K;
     }
     /* Two of Q6_K need more registers than there are; of few tiles all warps shall have one. */
     s->per = own || pairs_a_block(s, dev->sm_count) * s->units < 16 ? 1 : 2;

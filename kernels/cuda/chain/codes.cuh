@@ -14,8 +14,8 @@
  *
  * Then a block takes a head and adds nodes up: a warp a class, classes in order; it rotates the result back.
  *
- * Bound: the codes, read once, or 210 instructions a key and warp, whichever is longer (docs/speed/
- * attention.md). */
+ * Bound: the codes, read once, or some 840 instructions of a warp a leaf (tq3_0: 1,180), whichever is longer
+ * (docs/speed/attention.md). */
 #ifndef DFLASH_CUDA_CHAIN_CODES_CUH
 #define DFLASH_CUDA_CHAIN_CODES_CUH
 
@@ -33,8 +33,9 @@
 
 /* ---- who has what ---- */
 
-/* The nodes of a half, in this order: the large ones `slot`, slot + on, ...; then small ones: halves that
- * have a large one less take up to four in its place, what is left goes to all. */
+/* The nodes of a half (the first ones of all blocks come before the second ones), in this order: the large
+ * ones `slot`, slot + on, ...; then small ones: halves that have a large one less take up to four in its
+ * place, what is left goes to all. */
 struct code_share {
     int kv_head, slot, on;
     int large, first, more; /* nodes of each kind */
@@ -46,7 +47,8 @@ DEV code_share code_share_of(const chain_step &s, int pos)
     constexpr int SMALL = ATTN_CODES_NEAR / 256;
     int rank = block_of(s) - s.rest; /* blocks with less of the projections have more nodes */
     if (rank < 0) rank += (int)gridDim.x;
-    const int half = 2 * rank + warp_of() / CODE_WARPS, n_kv = s.n_kv, on = 2 * (int)gridDim.x / n_kv;
+    const int half = rank + (int)gridDim.x * (warp_of() / CODE_WARPS), n_kv = s.n_kv,
+              on = 2 * (int)gridDim.x / n_kv;
     code_share f = {};
     f.slot = half / n_kv, f.kv_head = half - f.slot * n_kv, f.on = on;
     if (f.slot >= on) return f;
@@ -204,15 +206,17 @@ static __device__ __noinline__ void code_patch(unsigned char *leaf, int key, uin
             *(const uint16_t *)(fresh + b.low + b.high + 2 * lane);
     __syncwarp();
 }
-/* Keys of a leaf of values, a bit each, of whose scales one is no number; as bad_scales. */
-static __device__ __noinline__ uint32_t code_bad(const unsigned char *leaf, uint32_t type, int kv_head)
+/* Of a leaf of values: is a scale no number? It becomes zero; as bad_scales. */
+static __device__ __noinline__ bool code_bad(unsigned char *leaf, uint32_t type, int kv_head)
 {
     const code_bytes b = code_bytes_of(type);
-    const unsigned char *scale = leaf + CODE_LEAF * (ATTN_CODES_PITCH(b.low) + ATTN_CODES_PITCH(b.high)) +
-                                 threadIdx.x % 32 * (unsigned)max(b.scale, 4) + code_odd(b, kv_head);
+    uint16_t *scale = (uint16_t *)(leaf + CODE_LEAF * (ATTN_CODES_PITCH(b.low) + ATTN_CODES_PITCH(b.high)) +
+                                   threadIdx.x % 32 * (unsigned)max(b.scale, 4) + code_odd(b, kv_head));
     bool bad = false;
-    for (int i = 0; i < b.scale; i += 2) bad |= (*(const uint16_t *)(scale + i) & 0x7c00) == 0x7c00;
-    return __ballot_sync(~0u, bad);
+    for (int i = 0; i < b.scale / 2; i++)
+        if ((scale[i] & 0x7c00) == 0x7c00) scale[i] = 0, bad = true;
+    __syncwarp();
+    return __any_sync(~0u, bad);
 }
 
 /* ---- products ---- */
@@ -243,7 +247,7 @@ DEV void code_scores_few(float x[2][4], const uint2 *q, const unsigned char *k, 
 }
 /* acc[2 b + h][e] += x v: column 32 b + 4 g + 2 h + e / 2 of row 2 c + e % 2. */
 template <uint32_t TYPE>
-DEV void code_weigh_few(float acc[8][4], const uint32_t p[4], const unsigned char *v, int odd, bool clean)
+DEV void code_weigh_few(float acc[8][4], const uint32_t p[4], const unsigned char *v, int odd)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
 #pragma unroll
@@ -253,7 +257,7 @@ DEV void code_weigh_few(float acc[8][4], const uint32_t p[4], const unsigned cha
             uint32_t y[2][4];
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                value_factors<TYPE, CHAIN_HEAD, CODE_LEAF>(y[i], v, 16 * s + 8 * i + 2 * c, b, g, odd, clean);
+                value_factors<TYPE, CHAIN_HEAD, CODE_LEAF>(y[i], v, 16 * s + 8 * i + 2 * c, b, g, odd);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const uint32_t a[4] = {y[0][2 * h], y[0][2 * h + 1], y[1][2 * h], y[1][2 * h + 1]};
@@ -626,14 +630,14 @@ static __device__ __noinline__ void code_attention(const chain_step &s, const ch
         stream.arrive(places);
         if (mine >= 0) {
             unsigned char *const v = tile + stream.from;
-            uint32_t bad = 0;
+            bool bad = false;
             if (mine < CODE_LEAF) code_patch(v, mine, s.m[1].type, f.kv_head, m.fresh + CODE_FRESH);
             if (mine < CODE_LEAF - 1) bad = code_bad(v, s.m[1].type, f.kv_head);
             switch (s.m[1].type) {
-            case KN_Q8_0: code_weigh_few<KN_Q8_0>(sums.acc, p, v, v_odd, bad != 0); break;
-            case KN_Q5_0: code_weigh_few<KN_Q5_0>(sums.acc, p, v, v_odd, bad != 0); break;
-            case KN_Q4_0: code_weigh_few<KN_Q4_0>(sums.acc, p, v, v_odd, bad != 0); break;
-            default: code_weigh_few<KN_TQ3_0>(sums.acc, p, v, v_odd, bad != 0);
+            case KN_Q8_0: code_weigh_few<KN_Q8_0>(sums.acc, p, v, v_odd); break;
+            case KN_Q5_0: code_weigh_few<KN_Q5_0>(sums.acc, p, v, v_odd); break;
+            case KN_Q4_0: code_weigh_few<KN_Q4_0>(sums.acc, p, v, v_odd); break;
+            default: code_weigh_few<KN_TQ3_0>(sums.acc, p, v, v_odd);
             }
             if (bad) sums.none();
         }

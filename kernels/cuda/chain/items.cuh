@@ -1,6 +1,6 @@
 /* chain/items.cuh - a step of a chain whose weights are not of the K types: blocks of 32 columns with a scale
- * (Q8_0, Q4_0, Q5_0, IQ4_NL), F16, BF16 and F32. Arithmetic: that of mm_int.cuh (frag_32), mm_frag.cuh and
- * prep.cu, to the bit.
+ * (Q8_0, Q4_0, Q5_0, IQ4_NL; in forms of their own Q4_1, Q5_1 and MXFP4), F16, BF16 and F32. Arithmetic: that
+ * of mm_int.cuh (frag_32), mm_frag.cuh and prep.cu, to the bit.
  *
  * Concepts. Sums of these types are float from the first unit of 32 columns (or pair of units) on, so a
  * warp keeps them for a whole slice: an *item* is a slice of a panel. A block has `pairs_here` groups of
@@ -54,13 +54,16 @@ DEV const chain_matrix &item_panel(const chain_step &s, int local, int *panel)
 #define ITEM_UNITS 16
 DEV uint32_t item_code(uint32_t type)
 {
-    return type == KN_Q8_0   ? 0
-           : type == KN_BF16 ? 1
-           : type == KN_F16  ? 2
-           : type == KN_Q4_0 ? 3
-           : type == KN_Q5_0 ? 4
-           : type == KN_F32  ? 6
-                             : 5;
+    return type == KN_Q8_0    ? 0
+           : type == KN_BF16  ? 1
+           : type == KN_F16   ? 2
+           : type == KN_Q4_0  ? 3
+           : type == KN_Q5_0  ? 4
+           : type == KN_F32   ? 6
+           : type == KN_Q4_1  ? 7
+           : type == KN_Q5_1  ? 8
+           : type == KN_MXFP4 ? 9
+                              : 5;
 }
 /* Tile t of the step. */
 DEV chain_source item_source(const chain_step &s, int t)
@@ -143,6 +146,10 @@ struct near_items : items_beside<few_keys> {
 };
 using far_items = items_beside<far_keys>;
 using code_items = items_beside<code_keys>;
+/* The same with Q2_K, Q3_K, Q4_1, Q5_1 and MXFP4. */
+template <class ITEMS> struct low_beside : ITEMS {
+    static constexpr bool low = true;
+};
 using net_items = items_beside<net_steps>;
 
 /* ---- sums ---- */
@@ -174,34 +181,43 @@ DEV void item_mma(int c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, const
 }
 /* fin (row g + 8 (lane % 2)) += n units (a multiple of 8) of a type with blocks of 32. q, aux: the row's at
  * the first unit, q at 16 bytes of the lane's quarter. */
-template <int BITS, bool TABLE>
+template <int BITS, uint32_t TABLE = KN_F32, bool MIN = false>
 DEV void item_32(float &fin, const uint8_t *st, int n, const uint8_t *q, const uint8_t *aux, int lane,
                  const item_bits &bits)
 {
-    constexpr bool is_signed = TABLE || BITS == 8;
-    constexpr int unit_bytes = 64 * BITS + 32, left = BITS == 5 ? 4 : 3;
-    const uint8_t *scales = st + 64 * BITS + lane / 4 * 4 + lane % 2 * 2;
+    constexpr bool table = TABLE != KN_F32, is_signed = table || BITS == 8; /* IQ4_NL, MXFP4 */
+    constexpr int unit_bytes = 64 * BITS + (MIN ? 64 : TABLE == KN_MXFP4 ? 16 : 32), left = BITS == 5 ? 4 : 3;
+    const uint8_t *scales =
+        st + 64 * BITS +
+        (TABLE == KN_MXFP4 ? lane / 4 * 2 + lane % 2 : lane / 4 * (MIN ? 8 : 4) + lane % 2 * 2);
     const bool second = lane & 1;
 #pragma unroll 1
     for (; n > 0; n -= 8, st += 8 * unit_bytes, scales += 8 * unit_bytes, q += 256, aux += 64) {
 #pragma unroll
         for (int u = 0; u < 8; u++) {
             const uint4 b = lds16(q + 32 * (u & ~1)), x = lds16(aux + 8 * (u & ~1)); /* of two units */
-            const __half d = *(const __half *)(scales + u * unit_bytes);
+            const uint8_t *const at = scales + u * unit_bytes;
+            const float d =
+                TABLE == KN_MXFP4 ? __uint_as_float(mxfp4_scale(*at)) : __half2float(*(const __half *)at);
             const float da = __uint_as_float(u % 2 ? x.z : x.x);
             /* minus the codes' offset: 16 or 8 times the sum */
-            const int offset = is_signed ? 0 : (int)((u % 2 ? x.w : x.y) << left);
+            const int offset = is_signed || MIN ? 0 : (int)((u % 2 ? x.w : x.y) << left);
             uint32_t a[4];
             int c[4];
-            if (TABLE) {
+            if (table) {
                 const uint2 w = lds8(st + u * unit_bytes + 8 * lane);
-                iq4_words(a, a + 1, w.x);
-                iq4_words(a + 2, a + 3, w.y);
+                table_words<TABLE>(a, a + 1, w.x);
+                table_words<TABLE>(a + 2, a + 3, w.y);
             } else {
                 frag_32<false>::codes<BITS>(a, st + u * unit_bytes, lane);
             }
             item_mma<is_signed>(c, a, u % 2 ? b.z : b.x, u % 2 ? b.w : b.y, bits);
-            fin = __fmaf_rn(of_bits((second ? c[2] : c[0]) + offset), __fmul_rn(__half2float(d), da), fin);
+            fin = __fmaf_rn(of_bits((second ? c[2] : c[0]) + offset), __fmul_rn(d, da), fin);
+            if (MIN) { /* the block's minimum times its sum */
+                const __half m = *(const __half *)(at + 4);
+                const int sum = -(int)(u % 2 ? x.w : x.y);
+                fin = __fmaf_rn(__half2float(m), __fmul_rn(da, __int2float_rn(sum)), fin);
+            }
         }
     }
 }
@@ -323,19 +339,27 @@ struct item_slices {
 };
 
 /* Sums of a tile of n units, of columns from unit `unit` on. b: at 16 bytes of the lane's quarter. */
+template <bool LOW>
 DEV void item_tile(item_blocks *, uint32_t code, float fin[2], const uint8_t *st, int n, int unit, int units,
                    const uint8_t *b, const uint8_t *aux, int lane, const item_bits &bits)
 {
     b += 32 * unit, aux += 8 * unit;
     if (code == 0)
-        item_32<8, false>(fin[0], st, n, b, aux, lane, bits);
+        item_32<8>(fin[0], st, n, b, aux, lane, bits);
     else if (code == 3)
-        item_32<4, false>(fin[0], st, n, b, aux, lane, bits);
+        item_32<4>(fin[0], st, n, b, aux, lane, bits);
     else if (code == 4)
-        item_32<5, false>(fin[0], st, n, b, aux, lane, bits);
+        item_32<5>(fin[0], st, n, b, aux, lane, bits);
+    else if (LOW && code == 7)
+        item_32<4, KN_F32, true>(fin[0], st, n, b, aux, lane, bits);
+    else if (LOW && code == 9)
+        item_32<4, KN_MXFP4>(fin[0], st, n, b, aux, lane, bits);
+    else if (LOW && code == 8)
+        item_32<5, KN_F32, true>(fin[0], st, n, b, aux, lane, bits);
     else
-        item_32<4, true>(fin[0], st, n, b, aux, lane, bits);
+        item_32<4, KN_IQ4_NL>(fin[0], st, n, b, aux, lane, bits);
 }
+template <bool>
 DEV void item_tile(item_slices *, uint32_t code, float fin[2], const uint8_t *st, int n, int unit, int units,
                    const uint8_t *b, const uint8_t *, int lane, const item_bits &)
 {
@@ -347,7 +371,7 @@ DEV void item_tile(item_slices *, uint32_t code, float fin[2], const uint8_t *st
         item_float<false>(fin, st, n, b + 64 * unit, 64 * units, lane);
 }
 /* Sums of the block's items, to terms [local panel][slice][16 rows]. */
-template <class COLUMNS>
+template <class COLUMNS, bool LOW>
 DEV void item_multiply(const chain_step &s, const chain_plan &plan, const chain_room &r, bool first,
                        const float *row, uint8_t *act, float *squares, float *terms)
 {
@@ -372,8 +396,8 @@ DEV void item_multiply(const chain_step &s, const chain_plan &plan, const chain_
             bar_wait(r.full + at, (unsigned)number / CHAIN_TILES & 1);
             const uint4 tile = r.tile[at];
             to = tile.z >> 16;
-            item_tile((COLUMNS *)nullptr, tile.w % ITEM_UNITS, fin, r.ring + tile.x,
-                      (int)(tile.w / ITEM_UNITS), (int)(tile.z & 0xffff), units, b, aux, lane, bits);
+            item_tile<LOW>((COLUMNS *)nullptr, tile.w % ITEM_UNITS, fin, r.ring + tile.x,
+                           (int)(tile.w / ITEM_UNITS), (int)(tile.z & 0xffff), units, b, aux, lane, bits);
             number += on;
             __syncwarp();
             if (lane == 0) r.done[warp] = number < end ? number : until;
@@ -493,6 +517,7 @@ DEV void item_write_gated(const chain_step &s, int groups, float *values, const 
 }
 
 /* The step. */
+template <bool LOW>
 DEV void chain_items(const chain_step &s, const chain_plan &plan, const chain_room &r, bool first,
                      const float *in, float *out, uint8_t *act, float *squares, float *terms, float *keep)
 {
@@ -509,7 +534,7 @@ DEV void chain_items(const chain_step &s, const chain_plan &plan, const chain_ro
         else
             item_row_32(s, first, in, act);
         item_meet(s);
-        item_multiply<item_blocks>(s, plan, r, first, in, act, squares, terms);
+        item_multiply<item_blocks, LOW>(s, plan, r, first, in, act, squares, terms);
     } else {
         if (!s.own) {
             if (s.kind != CHAIN_F16)
@@ -518,7 +543,7 @@ DEV void chain_items(const chain_step &s, const chain_plan &plan, const chain_ro
                 item_row_float<false>(s, first, in, act, squares);
             chain_meet();
         }
-        item_multiply<item_slices>(s, plan, r, first, in, act, squares, terms);
+        item_multiply<item_slices, LOW>(s, plan, r, first, in, act, squares, terms);
     }
     chain_meet();
     if (s.spread)

@@ -40,21 +40,23 @@ DEV int warp_get(uint32_t at)
 
 /* Step i, of types other than K, in forms where what K types keep in registers stays there: nothing that the
  * kernel has may be in memory for this. */
+template <bool LOW>
 static __device__ __noinline__ void chain_items_apart(const chain_args &a, uint8_t *smem, int i)
 {
     const chain_room r = chain_room_at(smem);
     const chain_step &s = r.steps[i % CHAIN_DESCS];
     const bool first = s.from < 0;
-    chain_items(s, r.plan[i % CHAIN_DESCS], r, first, row_of(a, r, s, first), values_of(a, r) + s.at,
-                smem + a.act, (float *)(smem + CHAIN_K_SQUARES), (float *)(smem + a.terms),
-                (float *)(smem + CHAIN_K_KEEP));
+    chain_items<LOW>(s, r.plan[i % CHAIN_DESCS], r, first, row_of(a, r, s, first), values_of(a, r) + s.at,
+                     smem + a.act, (float *)(smem + CHAIN_K_SQUARES), (float *)(smem + a.terms),
+                     (float *)(smem + CHAIN_K_KEEP));
 }
 
 /* SPLIT: all blocks share pairs of some steps. KV: where keys and values come to: near_keys,
  * far_keys or, with chain/post.cuh, wide_keys; or net_steps: gated delta nets or gated rows are among the
  * steps, and no attention; or near_items, far_items or net_items: near_keys, far_keys or net_steps beside
  * steps of types other than K, and of IQ4_XS; or
- * code_keys or code_items: far_keys or far_items over quantised keys and values. */
+ * code_keys or code_items: far_keys or far_items over quantised keys and values; low_beside: any of those
+ * with items. */
 template <bool BF16, bool SPLIT, class KV>
 static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
     chain_k_kernel(const __grid_constant__ chain_args a)
@@ -160,10 +162,10 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
         } else if (KV::items && s.kind != CHAIN_K) {
             const bool first = s.from < 0;
             if (plan.pairs && items_apart<KV>)
-                chain_items_apart(a, smem, i);
+                chain_items_apart<KV::low>(a, smem, i);
             else if (plan.pairs)
-                chain_items(s, plan, r, first, row_of(a, r, s, first), values_of(a, r) + s.at, act, squares,
-                            terms, keep);
+                chain_items<KV::low>(s, plan, r, first, row_of(a, r, s, first), values_of(a, r) + s.at, act,
+                                     squares, terms, keep);
         } else if (plan.pairs || (KV::post && s.post)) {
             const bool rounds = !s.norm && s.own,
                        first = KV::items ? s.from < 0 : (apart ? warp_get(number) : i) == 0;
@@ -238,7 +240,11 @@ static chain_k_fn kernel_of(bool bf16, int form)
         {form_of<false, false, far_items>(), form_of<true, false, far_items>()},
         {form_of<false, true, net_items>(), form_of<false, true, net_items>()},
         {form_of<false, false, code_keys>(), form_of<false, false, code_keys>()},
-        {form_of<false, false, code_items>(), form_of<false, false, code_items>()}};
+        {form_of<false, false, code_items>(), form_of<false, false, code_items>()},
+        {form_of<false, false, low_beside<near_items>>(), form_of<true, false, low_beside<near_items>>()},
+        {form_of<false, false, low_beside<far_items>>(), form_of<true, false, low_beside<far_items>>()},
+        {form_of<false, true, low_beside<net_items>>(), form_of<false, true, low_beside<net_items>>()},
+        {form_of<false, false, low_beside<code_items>>(), form_of<false, false, low_beside<code_items>>()}};
     return all[form][bf16];
 }
 

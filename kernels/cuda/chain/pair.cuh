@@ -412,4 +412,76 @@ DEV float chain_6(const uint8_t *st, uint32_t bytes, chain_lane &l, uint32_t u, 
     return __int2float_rn(v);
 }
 
+/* Q2_K: the term's sum, its factor is the block's scale. Q3_K: the term's sum; *factor: d * the block's
+ * scale.
+ */
+template <int BITS>
+DEV float chain_23(const uint8_t *st, uint32_t bytes, chain_lane &l, uint32_t u, float *factor)
+{
+    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    const uint8_t *const at[2] = {st + l.codes, st + l.codes + bytes};
+    int sum[4] = {}, low[4] = {}; /* of the panels' rows g and g + 8 */
+    uint4 high[2] = {};
+    if (BITS == 3)
+#pragma unroll
+        for (int p = 0; p < 2; p++) high[p] = lds16(at[p] + 1024);
+#pragma unroll
+    for (int half = 0; half < 2; half++) { /* columns are sub-blocks 8 half .. */
+#pragma unroll
+        for (int j = 0; j < 8; j++) column_4(l.half[j], l.b_16 + 256 * u + 128 * half, j);
+        int c[2][4] = {};
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+#pragma unroll
+            for (int p = 0; p < 2; p++) {
+                const uint2 w = lds8(at[p] + 512 * half + 8 * k);
+                const uint32_t h = k ? (half ? high[p].w : high[p].y) : (half ? high[p].z : high[p].x);
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    uint32_t a[4];
+#pragma unroll
+                    for (int i = 0; i < 4; i++) { /* rows g, g + 8 of sub-blocks 4 k + e, 4 k + e + 2 */
+                        const int third = 2 * e + i / 2 + 4 * (i % 2);
+                        a[i] = shift(i / 2 ? w.y : w.x, -2 * e - 4 * (i % 2)) & 0x03030303;
+                        if (BITS == 3) a[i] |= shift(h, 2 - third) & 0x04040404;
+                    }
+                    row_mma_32(c[p], a[0], a[1], a[2], a[3], l.half[4 * k + e], l.half[4 * k + 2 + e]);
+                }
+            }
+#pragma unroll
+        for (int p = 0; p < 2; p++) { /* of sub-blocks 2 q, 2 q + 1 */
+            const uint32_t s = shared_4(l.sums_16 + 32 * u + 16 * half);
+#pragma unroll
+            for (int hi = 0; hi < 2; hi++) {
+                const uint8_t *const r = st + (p ? bytes : 0);
+                uint32_t f, m;
+                if (BITS == 2) {
+                    m = *(const unsigned short *)(r + 1024 + 128 * hi + 16 * g + 8 * half + 2 * q);
+                    f = m & 0x0f0f, m = m >> 4 & 0x0f0f;
+                } else {
+                    const uint8_t *const record = r + 1536 + 12 * (g + 8 * hi);
+                    const uint32_t w[3] = {lds4(record), lds4(record + 4), lds4(record + 8)};
+                    m = f = scales_q3(w, 2 * half + q / 2) >> 16 * (q % 2);
+                }
+                sum[2 * p + hi] += c[p][2 * hi] * signed_byte(f, 0) + c[p][2 * hi + 1] * signed_byte(f, 1);
+                low[2 * p + hi] = row_dot_signed(s, m, false, low[2 * p + hi]);
+            }
+        }
+    }
+    const uint8_t *const r = st + (q / 2 ? bytes : 0);
+    if constexpr (BITS == 2) {
+        const int v = row_gather(sum, q), m = row_gather(low, q);
+        const uint32_t d = lds4(r + 1280 + 8 * g), dmin = lds4(r + 1284 + 8 * g);
+        return __fmaf_rn(__int2float_rn(v), q % 2 ? h_high(d) : h_low(d),
+                         -__fmul_rn(__int2float_rn(m), q % 2 ? h_high(dmin) : h_low(dmin)));
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) sum[i] -= 4 * low[i];
+        const int v = row_gather(sum, q);
+        const uint32_t d = lds4(r + 1728 + 4 * g);
+        *factor = __fmul_rn(q % 2 ? h_high(d) : h_low(d), __uint_as_float(shared_4(l.scale + 4 * u)));
+        return __int2float_rn(v);
+    }
+}
+
 #endif

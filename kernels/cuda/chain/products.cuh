@@ -125,7 +125,12 @@ template <int TYPE, bool SPLIT>
 DEV void chain_term(const uint8_t *ring, const uint4 tile, int sub, int two, int term, chain_lane &l,
                     float *terms)
 {
-    constexpr int bytes = TYPE == 0 ? 2304 : TYPE == 1 ? 2816 : TYPE == 2 ? 3360 : 2176;
+    constexpr int bytes = TYPE == 0   ? 2304
+                          : TYPE == 1 ? 2816
+                          : TYPE == 2 ? 3360
+                          : TYPE == 3 ? 2176
+                          : TYPE == 4 ? 1760
+                                      : 1344;
     const int lane = threadIdx.x % 32, unit = (int)(tile.z & 0xffff) + sub;
     if (sub >= (int)(tile.w / CHAIN_UNITS & 3)) return;
     const uint8_t *const st = ring + tile.x + sub * bytes;
@@ -137,13 +142,15 @@ DEV void chain_term(const uint8_t *ring, const uint4 tile, int sub, int two, int
         y = chain_45<5>(st, apart, l, (uint32_t)unit);
     else if (TYPE == 2)
         y = chain_6(st, apart, l, (uint32_t)unit, &factor);
-    else
+    else if (TYPE == 3)
         y = chain_iq4(st, apart, l, (uint32_t)unit, &factor);
+    else
+        y = chain_23 < TYPE == 4 ? 3 : 2 > (st, apart, l, (uint32_t)unit, &factor);
     if (SPLIT) term = (int)(tile.w / CHAIN_TERM) * 16;
     float *const to =
         terms + (int)(tile.z >> 16) + 16 * unit + 8 * (lane % 2) + lane / 4 + (lane & 2 ? term : 0);
     *to = y;
-    if (TYPE >= 2) to[term / 2 - 8] = factor;
+    if (TYPE >= 2 && TYPE < 5) to[term / 2 - 8] = factor;
 }
 /* Terms of the block's tiles, a unit a warp in turn: first those of pairs that all blocks share, which are
  * added meanwhile (chain/split.cuh). rounds: the warp first rounds the columns of each unit, which it has
@@ -202,13 +209,17 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
             const unsigned slot = (unsigned)number % CHAIN_TILES;
             bar_wait(r.full + slot, (unsigned)number / CHAIN_TILES & 1);
             const uint4 tile = r.tile[slot];
-            const unsigned what = tile.w & 3;
+            const unsigned what = tile.w & (KV::low ? 7 : 3);
             if (what == 0)
                 chain_term<0, SPLIT>(r.ring, tile, sub, two, term, l, terms);
             else if (what == 2)
                 chain_term<2, SPLIT>(r.ring, tile, sub, two, term, l, terms);
             else if (KV::items && what == 3)
                 chain_term<3, SPLIT>(r.ring, tile, sub, two, term, l, terms);
+            else if (KV::low && what == 4)
+                chain_term<4, SPLIT>(r.ring, tile, sub, two, term, l, terms);
+            else if (KV::low && what == 5)
+                chain_term<5, SPLIT>(r.ring, tile, sub, two, term, l, terms);
             else
                 chain_term<1, SPLIT>(r.ring, tile, sub, two, term, l, terms);
             __syncwarp();

@@ -153,12 +153,17 @@ DEV void chain_keys_near(const chain_step &s, const chain_plan &g, int pos)
 }
 
 /* What whoever multiplies knows of a tile: x: where it stands in the ring; y: the same, counted; z: its first
- * unit, and 65536 times where the terms of its panels begin; w: its type (0 Q4_K, 1 Q5_K, 2 Q6_K, 3 IQ4_XS),
- * 4 times the bytes of a unit, CHAIN_UNITS times its units, CHAIN_TERM times what is between its panels'
- * terms, by sixteens. */
+ * unit, and 65536 times where the terms of its panels begin; w: its type (0 Q4_K, 1 Q5_K, 2 Q6_K, 3 IQ4_XS,
+ * 4 Q3_K, 5 Q2_K), 8 times the bytes of a unit, CHAIN_UNITS times its units, CHAIN_TERM times what is between
+ * its panels' terms, by sixteens. */
 DEV unsigned code_of(uint32_t type)
 {
-    return type == KN_Q4_K ? 0 : type == KN_Q6_K ? 2 : type == KN_IQ4_XS ? 3 : 1;
+    return type == KN_Q4_K     ? 0
+           : type == KN_Q6_K   ? 2
+           : type == KN_IQ4_XS ? 3
+           : type == KN_Q3_K   ? 4
+           : type == KN_Q2_K   ? 5
+                               : 1;
 }
 
 /* What a tile is copied from: of the first panel, and of the second. */
@@ -181,7 +186,7 @@ DEV chain_source source_of(const chain_step &s, bool plain, int pair, int unit, 
     c.unit = unit;
     c.bytes = (uint32_t)(n * x.unit_bytes);
     c.apart = (uint32_t)(s.per * x.unit_bytes);
-    c.kind = code_of(x.type) | (uint32_t)x.unit_bytes << 2 | (uint32_t)n * CHAIN_UNITS;
+    c.kind = code_of(x.type) | (uint32_t)x.unit_bytes << 3 | (uint32_t)n * CHAIN_UNITS;
     const size_t at = (size_t)(panel * units + c.unit) * (size_t)x.unit_bytes;
     c.p = x.w + at;
     c.q = s.gated ? s.m[1].w + at : two ? c.p + (size_t)(units * x.unit_bytes) : nullptr;
@@ -214,10 +219,10 @@ DEV chain_room chain_room_at(uint8_t *smem)
  * codes: code_keys of chain/codes.cuh. items: some steps have weights of types other than K, as
  * chain/items.cuh knows them. held: keys and values of a short context have a place in the ring, a tile of
  * which nothing is copied: who attends fills it. writer: a warp of its own writes outputs of early pairs
- * (early_of). */
+ * (early_of). low: some are of Q2_K, Q3_K, Q4_1, Q5_1 or MXFP4. */
 struct near_keys {
     static constexpr bool ring = false, codes = false, nets = false, wide = false, post = false,
-                          items = false, held = false, writer = true;
+                          items = false, held = false, low = false, writer = true;
 };
 struct few_keys : near_keys { /* no outputs come early */
     static constexpr bool writer = false;

@@ -74,6 +74,32 @@ void cuda_free(struct kn_backend *kb, void *p)
     cudaFree(p);
 }
 
+/* Pinned and mapped: a kernel reads it by the same address, 128 bytes of it at a time over the link. */
+void *cuda_alloc_host(struct kn_backend *kb, size_t bytes)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    void *p = NULL;
+    const cudaError_t err = cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocMapped | cudaHostAllocPortable);
+    if (err == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        cuda_fail(be, KN_EMEM, "%zu bytes of the host's memory cannot be pinned for the device", bytes);
+        return NULL;
+    }
+    if (cuda_check(be, "alloc_host", err)) return NULL;
+    if (!cuda_check(be, "alloc_host", cudaMemsetAsync(p, 0, bytes ? bytes : 1, be->stream))) return p;
+    cudaFreeHost(p);
+    return NULL;
+}
+
+void cuda_free_host(struct kn_backend *kb, void *p)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    if (!p) return;
+    be->lost = cuda_flush(be);
+    cudaStreamSynchronize(be->stream); /* a kernel may still read it */
+    cudaFreeHost(p);
+}
+
 /* From pageable memory the driver copies to a buffer of its own before it returns: host may be reused at
  * once. */
 static int cuda_upload(struct kn_backend *kb, void *dst, const void *host, size_t bytes)
@@ -82,8 +108,7 @@ static int cuda_upload(struct kn_backend *kb, void *dst, const void *host, size_
     const int rc = cuda_flush(be);
     be->rounded.x = be->ready.x = nullptr;
     if (rc) return rc;
-    return bytes ? cuda_check(be, "upload",
-                              cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, be->stream))
+    return bytes ? cuda_check(be, "upload", cudaMemcpyAsync(dst, host, bytes, cudaMemcpyDefault, be->stream))
                  : 0;
 }
 
@@ -93,8 +118,7 @@ static int cuda_download(struct kn_backend *kb, void *host, const void *src, siz
     if (!bytes) return 0;
     int rc = cuda_flush(be);
     if (rc == 0)
-        rc =
-            cuda_check(be, "download", cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, be->stream));
+        rc = cuda_check(be, "download", cudaMemcpyAsync(host, src, bytes, cudaMemcpyDefault, be->stream));
     return rc ? rc : cuda_check(be, "download", cudaStreamSynchronize(be->stream));
 }
 
@@ -104,8 +128,7 @@ static int cuda_copy(struct kn_backend *kb, void *dst, const void *src, size_t b
     const int rc = cuda_flush(be);
     be->rounded.x = be->ready.x = nullptr;
     if (rc) return rc;
-    return bytes ? cuda_check(be, "copy",
-                              cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, be->stream))
+    return bytes ? cuda_check(be, "copy", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, be->stream))
                  : 0;
 }
 
@@ -219,6 +242,8 @@ static const struct kn_ops *table(bool direct, bool chains)
     t.memory = &memory_table;
     t.alloc = cuda_alloc;
     t.free = cuda_free;
+    t.alloc_host = cuda_alloc_host;
+    t.free_host = cuda_free_host;
     t.upload = cuda_upload;
     t.download = cuda_download;
     t.copy = cuda_copy;
@@ -237,8 +262,10 @@ static const struct kn_ops *table(bool direct, bool chains)
     t.norm_gated = cuda_norm_gated;
     t.rope_store = cuda_rope_store;
     t.attention = cuda_attention;
+    t.sparse_room = cuda_sparse_room;
     t.attend = cuda_attend;
     t.attention_weights = cuda_attention_weights;
+    t.carry = cuda_carry;
     t.tap = cuda_tap;
     t.norm_add = cuda_norm_add;
     t.norm_join = cuda_norm_join;
@@ -265,6 +292,7 @@ static const struct kn_ops *table(bool direct, bool chains)
     t.walk = cuda_walk;
     t.find_bad = cuda_find_bad;
     t.read_speed = cuda_read_speed;
+    t.link_speed = cuda_link_speed;
     t.product_speed = cuda_product_speed;
     cuda_cycle_table(&t, direct);
     cuda_tree_table(&t);

@@ -1,5 +1,6 @@
 /* ceiling.cu - the speed of reading device memory once: up to 4 GiB by one kernel of 16-byte streaming loads,
- * best of ten. What decoding is measured against; and the library's product of 16-bit numbers. */
+ * best of ten; of reading the host's over the link, by that kernel and by a copy. What decoding is measured
+ * against; and the library's product of 16-bit numbers. */
 #include "ops.cuh"
 
 static __global__ void __launch_bounds__(512) read_once(const uint4 *p, size_t n, uint32_t *sink)
@@ -43,6 +44,39 @@ double cuda_read_speed(struct kn_backend *kb)
     if (from) cudaEventDestroy(from);
     if (to) cudaEventDestroy(to);
     cudaFree(p);
+    (void)cudaGetLastError();
+    return best > 0.0f ? (double)bytes / (best * 1e-3) : 0.0;
+}
+
+/* Milliseconds of a copy from the host, or 0. */
+static float copy_ms(struct cuda_backend *be, void *to, const void *from, size_t bytes, cudaEvent_t a,
+                     cudaEvent_t b)
+{
+    float ms = 0.0f;
+    cudaEventRecord(a, be->stream);
+    cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, be->stream);
+    cudaEventRecord(b, be->stream);
+    return cudaEventSynchronize(b) || cudaEventElapsedTime(&ms, a, b) ? 0.0f : ms;
+}
+
+double cuda_link_speed(struct kn_backend *kb)
+{
+    struct cuda_backend *be = cuda_of(kb);
+    const size_t bytes = (size_t)256 << 20; /* more than the second-level cache keeps */
+    void *host = cuda_alloc_host(kb, bytes), *here = nullptr;
+    cudaEvent_t from = nullptr, to = nullptr;
+    float best = 0.0f;
+    if (host && !cudaMalloc(&here, bytes) && !cudaEventCreate(&from) && !cudaEventCreate(&to))
+        for (int i = 0; i < 8; i++) {
+            const float ms = i % 2
+                                 ? copy_ms(be, here, host, bytes, from, to)
+                                 : pass_ms(be, (const uint4 *)host, bytes, (unsigned)be->sm_count, from, to);
+            if (i > 1 && ms > 0.0f && (best == 0.0f || ms < best)) best = ms;
+        }
+    if (from) cudaEventDestroy(from);
+    if (to) cudaEventDestroy(to);
+    cudaFree(here);
+    cuda_free_host(kb, host);
     (void)cudaGetLastError();
     return best > 0.0f ? (double)bytes / (best * 1e-3) : 0.0;
 }

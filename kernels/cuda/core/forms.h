@@ -39,6 +39,10 @@
     F(CHAIN_NETS_ITEMS, "chain nets items")                                                                  \
     F(CHAIN_CODES, "chain codes")                                                                            \
     F(CHAIN_ITEMS_CODES, "chain items codes")                                                                \
+    F(CHAIN_LOW, "chain low")                                                                                \
+    F(CHAIN_LOW_FAR, "chain low far")                                                                        \
+    F(CHAIN_NETS_LOW, "chain nets low")                                                                      \
+    F(CHAIN_LOW_CODES, "chain low codes")                                                                    \
     F(CHAIN_ALONE, "chain alone") /* collected, and launched one by one after all */                         \
     F(EXPERTS_PLAIN, "experts plain")                                                                        \
     F(EXPERTS_HELD, "experts held")                                                                          \

@@ -7,6 +7,11 @@
 
 /* backend.cu */
 void *cuda_alloc(struct kn_backend *, size_t bytes);
+void *cuda_alloc_host(struct kn_backend *, size_t bytes);
+void cuda_free_host(struct kn_backend *, void *);
+double cuda_link_speed(struct kn_backend *);
+int cuda_carry(struct kn_backend *, const struct kn_kv *to, const struct kn_kv *from, const int32_t *pos,
+               int32_t n);
 void cuda_free(struct kn_backend *, void *);
 
 /* ceiling.cu */
@@ -50,6 +55,8 @@ int cuda_attention_open(struct cuda_backend *);
 int cuda_attention(struct kn_backend *, const struct kn_attention *);
 int cuda_attend(struct kn_backend *, const struct kn_rope_store *, const struct kn_attention *);
 int cuda_attention_weights(struct kn_backend *, const struct kn_attention_weights *); /* weights.cu */
+int cuda_sparse_room(struct kn_backend *, int32_t n, int32_t n_head, const struct kn_kv *,
+                     struct kn_sparse_room *);
 size_t cuda_attention_scratch(int32_t n, int32_t n_head, const struct kn_kv *, int32_t window);
 
 /* pick.cu */

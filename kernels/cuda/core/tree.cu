@@ -156,15 +156,20 @@ static int gather(struct kn_backend *kb, float *dst, const float *src, const int
     return cuda_check(be, "gather", cuda_launch(be, gather_rows, grid, dim3(256), 0, dst, src, rows, width));
 }
 
+#define OFFER_BLOCKS 16 /* for scores, some 60 KB that go over the bus */
+
 /* Before the offer that they go with, whose number is the next. */
 static __global__ void __launch_bounds__(256) offer_candidates(const struct kn_offering a)
 {
     cuda_grid_start();
     struct kn_candidates *c = &a.candidates[*a.number % (uint32_t)a.n_offers];
-    for (int32_t i = (int32_t)threadIdx.x; i < (a.n - 1) * a.top; i += 256) {
+    const int32_t first = (int32_t)(blockIdx.x * 256 + threadIdx.x), step = (int32_t)gridDim.x * 256,
+                  count = (a.n - 1) * a.top;
+    for (int32_t i = first; i < count; i += step) {
         c->ids[i] = a.top_ids[i];
         c->values[i] = a.top_values[i];
     }
+    for (int32_t i = first; a.top_scores && i < count * a.top; i += step) c->scores[i] = a.top_scores[i];
     __threadfence_system();
 }
 
@@ -173,7 +178,8 @@ int cuda_offer_candidates(struct cuda_backend *be, const struct kn_offering *a)
     if (!a->top_ids) return 0;
     if (a->top < 1 || a->top > KN_TOP)
         return cuda_fail(be, KN_EINVAL, "offer: %d candidates a place (expected 1 to %d)", a->top, KN_TOP);
-    return cuda_check(be, "offer", cuda_launch(be, offer_candidates, dim3(1), dim3(256), 0, *a));
+    const unsigned blocks = a->top_scores ? OFFER_BLOCKS : 1;
+    return cuda_check(be, "offer", cuda_launch(be, offer_candidates, dim3(blocks), dim3(256), 0, *a));
 }
 
 void cuda_tree_table(struct kn_ops *t)

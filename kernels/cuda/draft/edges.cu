@@ -20,10 +20,11 @@ struct table {
 };
 struct edges {
     const int32_t *ids, *anchor;
-    const float *values, *hidden;
+    const float *values, *hidden, *left;
+    const int32_t *row_of;
     float *scores, scale;
     struct table before, after;
-    int k, rank;
+    int k, rank, n_ids;
 };
 
 /* Values r .. r + 7 of a row, zeros beyond its end or where there is no such row. ANY: the type is t.type. */
@@ -53,6 +54,11 @@ DEV int32_t known(const table &t, int32_t id)
     return id >= 0 && id < t.n_out ? id : -1;
 }
 
+DEV int32_t row_of(const edges &a, int32_t id)
+{
+    return !a.row_of ? id : id >= 0 && id < a.n_ids ? __ldg(a.row_of + id) : -1;
+}
+
 /* blockIdx.x: the slot; a warp has a predecessor, a lane every eighth 8 of the ranks. */
 template <uint32_t TYPE>
 static __global__ void __launch_bounds__(32 * EDGE_WARPS) edge_scores(const __grid_constant__ edges a)
@@ -62,20 +68,27 @@ static __global__ void __launch_bounds__(32 * EDGE_WARPS) edge_scores(const __gr
     cuda_grid_start();
     if (p >= (i ? a.k : 1)) return;
     const int32_t *ids = a.ids + (int64_t)i * a.k;
-    const int32_t before = known(a.before, i ? ids[p - a.k] : *a.anchor);
-    const float *hidden = a.hidden + (int64_t)i * a.rank;
+    const int32_t before_id = i ? ids[p - a.k] : *a.anchor,
+                  before = a.left ? (before_id < 0 ? -1 : 0) : known(a.before, before_id);
+    /* What the row of before is multiplied with, or what stands in place of both. */
+    const float *hidden = a.left     ? a.left + ((int64_t)i * a.k + p) * a.rank
+                          : a.hidden ? a.hidden + (int64_t)i * a.rank
+                                     : NULL;
     float *scores = a.scores + ((int64_t)i * a.k + p) * a.k;
     for (int c = 0; c < a.k; c += TILE) {
         float sum[TILE];
         int32_t id = -1;
 #pragma unroll
         for (int j = 0; j < TILE; j++) sum[j] = 0.0f;
-        if (lane < TILE && c + lane < a.k) id = known(a.after, ids[c + lane]);
+        if (lane < TILE && c + lane < a.k) id = known(a.after, row_of(a, ids[c + lane]));
         for (int r = 8 * lane; r < (a.rank + 255) / 256 * 256; r += 256) {
             float from[8];
-            row_eight<TYPE>(from, a.before, before, r, a.rank);
+            if (!a.left) row_eight<TYPE>(from, a.before, before, r, a.rank);
 #pragma unroll
-            for (int e = 0; e < 8; e++) from[e] = r + e < a.rank ? __fmul_rn(from[e], hidden[r + e]) : 0.0f;
+            for (int e = 0; e < 8; e++) {
+                const float h = r + e >= a.rank ? 0.0f : hidden ? hidden[r + e] : 1.0f;
+                from[e] = a.left ? h : __fmul_rn(from[e], h);
+            }
 #pragma unroll
             for (int j = 0; j < TILE; j++) {
                 float to[8];
@@ -107,20 +120,21 @@ static struct table table_of(const struct kn_weight *w)
 int cuda_edges(struct kn_backend *kb, const struct kn_edges *a)
 {
     struct cuda_backend *be = cuda_of(kb);
-    const struct kn_weight *w[] = {a->before, a->after};
+    const struct kn_weight *w[] = {a->left ? a->after : a->before, a->after};
     if (a->n < 1 || a->n > KN_CYCLE_ROWS || a->k < 1 || a->k > KN_TOP_MOST)
         return cuda_fail(be, KN_EINVAL, "edges: %d slots of %d candidates", a->n, a->k);
     for (int i = 0; i < 2; i++) {
         const struct kn_type_info *t = kn_type_info(w[i]->type);
-        if (!w[i]->rows || w[i]->n_in != w[0]->n_in || w[i]->n_out != w[0]->n_out ||
+        if (!w[i]->rows || w[i]->n_in != w[0]->n_in || (!a->row_of && w[i]->n_out != w[0]->n_out) ||
             w[i]->n_in > KN_EDGE_RANK || !t->can_decode ||
             (t->block != 1 && t->block != 32 && t->block != 256))
             return cuda_fail(be, KN_EINVAL,
                              "edges: tables of unequal shapes, without rows, or of a type that is "
                              "not decoded");
     }
-    const struct edges args = {a->ids,   a->anchor,           a->values,          a->hidden, a->scores,
-                               a->scale, table_of(a->before), table_of(a->after), a->k,      (int)w[0]->n_in};
+    const struct edges args = {a->ids,    a->anchor,       a->values, a->hidden,      a->left,
+                               a->row_of, a->scores,       a->scale,  table_of(w[0]), table_of(w[1]),
+                               a->k,      (int)w[0]->n_in, a->n_ids};
     const uint32_t type = w[0]->type == w[1]->type ? w[0]->type : ANY;
     void (*f)(const edges) = type == KN_BF16   ? edge_scores<KN_BF16>
                              : type == KN_F16  ? edge_scores<KN_F16>

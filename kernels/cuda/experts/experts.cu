@@ -23,12 +23,13 @@ struct experts_product {
     bool chosen;                      /* ids and weights were there before the product before */
 };
 
-/* low: some matrix is of such a type (mm_is_low). */
+/* low: the highest mm_low of its matrices. */
 static experts_kernel_fn kernel_of(enum mm_act act, int log2_tiles, enum experts_form form, bool generic,
-                                   bool low)
+                                   int low)
 {
-    experts_kernel_fn f = low ? experts_kernel_low(act, log2_tiles, form, generic)
-                              : experts_kernel_k(act, log2_tiles, form, generic);
+    experts_kernel_fn f = low == 2 ? experts_kernel_grid(act, log2_tiles, form, generic)
+                          : low    ? experts_kernel_low(act, log2_tiles, form, generic)
+                                   : experts_kernel_k(act, log2_tiles, form, generic);
     if (!f) f = experts_kernel_32(act, log2_tiles, form, generic);
     return f ? f : experts_kernel_float(act, log2_tiles, form, generic);
 }
@@ -40,9 +41,9 @@ int cuda_experts_open(struct cuda_backend *be)
     if (be->experts_sums) return 0;
     for (int act = MM_ACT_K; act <= MM_ACT_F32; act++)
         for (int form = 0; form < EXPERTS_FORMS; form++)
-            for (int l = 0; l < 12; l++) {
+            for (int l = 0; l < 18; l++) {
                 experts_kernel_fn f =
-                    kernel_of((enum mm_act)act, l % 3, (enum experts_form)form, l / 3 % 2, l >= 6);
+                    kernel_of((enum mm_act)act, l % 3, (enum experts_form)form, l / 3 % 2, l / 6);
                 if (!f) continue;
                 const cudaError_t err =
                     cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
@@ -166,7 +167,9 @@ static int make_plan(struct cuda_backend *be, const struct experts_product *p, i
     for (int j = 0; j < 4; j++) {
         const struct kn_weight *w = j % 2 >= p->members ? nullptr : j < 2 ? p->w[j] : p->shared[j - 2];
         if (w) a->w[j] = (const uint8_t *)w->packed;
+        if (w && j < 2) a->host[j] = (const uint8_t *)w->host;
     }
+    a->places = p->w[0]->places;
     a->rows = be->mm_rows;
     a->ids = p->ids;
     a->weights = p->weights;
@@ -230,6 +233,9 @@ static int check(struct cuda_backend *be, const struct experts_product *p)
         return cuda_fail(be, KN_EINVAL, "%s: unequal shapes [%d, %lld, %lld] and [%d, %lld, %lld]", p->name,
                          a->n_mat, (long long)a->n_out, (long long)a->n_in, b->n_mat, (long long)b->n_out,
                          (long long)b->n_in);
+    if (a->n_host != b->n_host)
+        return cuda_fail(be, KN_EINVAL, "%s: matrices with %d and %d experts in the host's memory", p->name,
+                         a->n_host, b->n_host);
     if (p->n < 1 || p->used < 1)
         return cuda_fail(be, KN_EINVAL, "%s: %d rows of %d experts", p->name, p->n, p->used);
     if (p->used > EXPERTS_USED)

@@ -23,9 +23,11 @@
 
 typedef void (*experts_kernel_fn)(const experts_args);
 /* The kernel of a kind of activations for tiles of 8, 16 or 32 pairs (log2_tiles 0, 1, 2), or NULL where it
- * is not compiled. experts/types_k.cu, experts/types_low.cu, experts/types_32.cu, experts/types_float.cu. */
+ * is not compiled. experts/types_k.cu, experts/types_low.cu, experts/types_grid.cu, experts/types_32.cu,
+ * experts/types_float.cu. */
 experts_kernel_fn experts_kernel_k(enum mm_act act, int log2_tiles, enum experts_form form, bool generic);
 experts_kernel_fn experts_kernel_low(enum mm_act act, int log2_tiles, enum experts_form form, bool generic);
+experts_kernel_fn experts_kernel_grid(enum mm_act act, int log2_tiles, enum experts_form form, bool generic);
 experts_kernel_fn experts_kernel_32(enum mm_act act, int log2_tiles, enum experts_form form, bool generic);
 experts_kernel_fn experts_kernel_float(enum mm_act act, int log2_tiles, enum experts_form form, bool generic);
 

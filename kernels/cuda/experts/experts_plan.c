@@ -83,8 +83,9 @@ static size_t lay_out(struct experts_args *a, int tiles, enum experts_form form)
     m->act = (uint32_t)((m->sums + sums + 127) / 128 * 128);
     at = m->act + rows * m->row_bytes;
     if (at < m->sums + sort) at = m->sums + sort;
-    m->total = (uint32_t)at;
-    return at;
+    m->grid = (uint32_t)((at + 15) / 16 * 16);
+    m->total = m->grid + mm_points_bytes(a->points);
+    return m->total;
 }
 
 /* Does the form fit with rings of two stages or more? Smaller copies where it does not. */
@@ -232,7 +233,10 @@ bool experts_plan(const struct cuda_device *dev, const struct experts_shape *s, 
     a->all_panels = a->panels = (int32_t)((s->n_out + 15) / 16);
     a->n_out = (int32_t)s->n_out;
     a->ld = s->n_out;
-    for (int j = 0; j < 4; j++) c->low |= mm_is_low(a->type[j]);
+    for (int j = 0; j < 4; j++) {
+        if (mm_low(a->type[j]) > c->low) c->low = mm_low(a->type[j]);
+        a->points = mm_points_with(a->points, a->type[j]);
+    }
     choose(dev, a, t->act, c);
     return true;
 }

@@ -42,12 +42,15 @@ struct experts_tile {
  * both before. */
 struct experts_memory {
     uint32_t tiles, order, sums, act, row_bytes, total;
-    uint32_t few; /* sorting few pairs */
+    uint32_t few;  /* sorting few pairs */
+    uint32_t grid; /* mm_points */
 };
 
 struct experts_args {
     const uint8_t
         *w[4]; /* gate and up, or down: [matrices][all_panels][units]; from 2 on, of the shared expert */
+    const uint8_t *host[2]; /* of the experts, where places has some below 0 */
+    const int16_t *places;  /* NULL: an expert's matrix is in w, at its number; else kn_weight's */
     uint32_t type[4];
     int32_t unit_bytes[4];
     const uint8_t *rows; /* prepared activations [rows][slices][slice_row] */
@@ -71,6 +74,7 @@ struct experts_args {
     int32_t act, add;
     int32_t early; /* ids may be read before the wait */
     int32_t few;   /* a thread a pair sorts */
+    struct mm_points points;
     struct experts_memory at;
 };
 
@@ -103,7 +107,7 @@ struct experts_choice {
     bool found; /* a kernel fits */
     enum experts_form form;
     int log2_tiles;
-    bool low;      /* the kernel that knows low types */
+    int low;       /* the highest mm_low of the matrices */
     unsigned grid; /* blocks at most */
 };
 /* Shapes and slices to a, and how it is run; false: rows are too long. */

@@ -150,10 +150,15 @@ template <class F, int NT, int FORM, bool BULK> struct experts_block {
     __device__ __forceinline__ void find_matrix()
     {
         const int id = tiles[next.tile].expert, which = matrix_of(next.member, id);
+        const uint8_t *w = a.w[which];
+        int place = which < 2 ? id : 0;
+        if (a.places && which < 2) {
+            place = __ldg(a.places + id);
+            if (place < 0) w = a.host[which], place = ~place;
+        }
         next.unit_bytes = a.unit_bytes[which];
-        next.base = a.w[which] + ((size_t)(which < 2 ? id : 0) * (size_t)a.all_panels +
-                                  (size_t)(a.first_panel + next.panel)) *
-                                     (size_t)(a.units * next.unit_bytes);
+        next.base = w + ((size_t)place * (size_t)a.all_panels + (size_t)(a.first_panel + next.panel)) *
+                            (size_t)(a.units * next.unit_bytes);
         next.slice = part;
         find_slice();
     }
@@ -280,6 +285,7 @@ template <class F, int NT, int FORM, bool BULK> struct experts_block {
     {
         mm_view<N> view;
         view.plane_bytes = 64 * a.slice_units;
+        if constexpr (F::grids) view.points = grid_there(smem + a.at.grid, a.points);
 #pragma unroll
         for (int t = 0; t < N; t++) {
             view.row[t] = row_at(tile, 8 * t + lane / 4) + lane % 4 * 16;
@@ -475,6 +481,7 @@ template <class F, int NT, int FORM, bool BULK> struct experts_block {
         const bool busy = sub < jobs;
         tiles = (const experts_tile *)(smem + a.at.tiles);
         order = (const uint16_t *)(smem + a.at.order);
+        if constexpr (F::grids) grid_load(smem + a.at.grid, a.points); /* they meet in what follows */
         way = experts_way_of<FORM>(a, experts_find_tiles(a, smem), jobs);
         slot = 0;
         phase = 0;

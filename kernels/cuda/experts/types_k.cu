@@ -4,5 +4,5 @@
 
 experts_kernel_fn experts_kernel_k(enum mm_act act, int log2_tiles, enum experts_form form, bool generic)
 {
-    return act == MM_ACT_K ? experts_pick<frag_k<false>>(log2_tiles, form, generic) : nullptr;
+    return act == MM_ACT_K ? experts_pick<frag_k<0>>(log2_tiles, form, generic) : nullptr;
 }

@@ -182,8 +182,11 @@ static bool whole_weights(const struct kn_mixture *m, struct whole_args *a)
     const int64_t n_in = m->gate->n_in, ff = m->gate->n_out, n_out = m->down->n_out;
     const bool small = takes_small(m->down);
     if (m->up->n_in != n_in || m->up->n_out != ff || m->down->n_in != ff || m->up->n_mat != m->gate->n_mat ||
-        m->down->n_mat != m->gate->n_mat || (small && m->shared[0]))
+        m->down->n_mat != m->gate->n_mat || (small && m->shared[0]) || m->up->n_host != m->gate->n_host ||
+        m->down->n_host != m->gate->n_host)
         return false;
+    for (int j = 0; j < 3; j++) a->host[j] = (const uint8_t *)own[0][j]->host;
+    a->places = m->gate->places;
     for (int s = 0; s < (m->shared[0] ? 2 : 1); s++) {
         for (int j = 0; j < 3; j++)
             if (!takes(own[s][j]) && (j < 2 || !small)) return false;

@@ -200,6 +200,15 @@ static __device__ __noinline__ void ask_down(uint64_t *bar, uint8_t *to, const u
     for (int o = 0; o < outs; o++) copy_weights_to(to + o * next_to, down + (size_t)o * next, bytes, bar);
 }
 
+/* An expert's id becomes the place of its matrices, in the host's memory where true. */
+DEV bool on_host(const whole_args &a, int *id)
+{
+    if (!a.places) return false;
+    const int place = __ldg(a.places + *id);
+    *id = place < 0 ? ~place : place;
+    return place < 0;
+}
+
 /* The choice and the logits, to memory, by a warp. */
 DEV void whole_leave(const whole_args &a, const struct whole_memory *m, const float x[CHOICE / 32],
                      float shared, int lane, int n)
@@ -233,9 +242,10 @@ DEV void whole_choose(const whole_args &a, struct whole_memory *m, uint8_t *smem
     float x[per], shared = 0.0f;
     const auto down = [&](bool of_shared, int id) {
         const uint32_t bytes = (uint32_t)(a.h_units * a.down_bytes[of_shared]);
-        ask_down(m->slot + lane, to_down,
-                 a.down[of_shared] + (size_t)(uint32_t)(id * a.out_panels + (int)blockIdx.x) * bytes, bytes,
-                 outs, (size_t)gridDim.x * bytes, next_down);
+        const uint8_t *w = a.down[of_shared];
+        if (!of_shared && on_host(a, &id)) w = a.host[2];
+        ask_down(m->slot + lane, to_down, w + (size_t)(uint32_t)(id * a.out_panels + (int)blockIdx.x) * bytes,
+                 bytes, outs, (size_t)gridDim.x * bytes, next_down);
     };
     const uint32_t bytes = (uint32_t)(a.units * a.bytes[0]);
     if (asks && slot == last) {
@@ -256,8 +266,10 @@ DEV void whole_choose(const whole_args &a, struct whole_memory *m, uint8_t *smem
     whole_logits(a, m, x, &shared);
     c = route_choose<per>(a.route, x, [&](int j, int id) {
         if (asks && slot == j) {
+            const bool host = on_host(a, &id);
             const size_t at = (size_t)(uint32_t)(id * a.h_panels + panel) * bytes;
-            ask_pair(m->pair + lane, to_pair, a.gate[0] + at, a.up[0] + at, bytes);
+            ask_pair(m->pair + lane, to_pair, (host ? a.host[0] : a.gate[0]) + at,
+                     (host ? a.host[1] : a.up[0]) + at, bytes);
         }
         __syncwarp();
     });

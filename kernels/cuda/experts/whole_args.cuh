@@ -64,6 +64,8 @@ struct whole_behind {
 struct whole_args {
     const uint8_t *router[2];                 /* packed F32: of the experts, of the shared one (or NULL) */
     const uint8_t *gate[2], *up[2], *down[2]; /* of the experts, of the shared one */
+    const uint8_t *host[3];                   /* gate, up and down of experts in the host's memory */
+    const int16_t *places;                    /* NULL: there are none; else kn_weight's */
     uint32_t type[2], down_type[2];
     int32_t bytes[2], down_bytes[2]; /* of a unit */
     const float *x, *norm, *router_norm;

@@ -11,10 +11,11 @@
 #define MM_PARTIAL_BYTES ((size_t)48 << 20)
 #define MM_COUNTERS ((MM_SLICES_MAX + 1) * MM_GROUPS)
 
-mm_kernel_fn mm_kernel_of(enum mm_act act, int log2_tiles, int warps, bool generic, bool low)
+mm_kernel_fn mm_kernel_of(enum mm_act act, int log2_tiles, int warps, bool generic, int low)
 {
-    mm_kernel_fn f =
-        low ? mm_kernel_low(act, log2_tiles, warps, generic) : mm_kernel_k(act, log2_tiles, warps, generic);
+    mm_kernel_fn f = low == 2 ? mm_kernel_grid(act, log2_tiles, warps, generic)
+                     : low    ? mm_kernel_low(act, log2_tiles, warps, generic)
+                              : mm_kernel_k(act, log2_tiles, warps, generic);
     if (!f) f = mm_kernel_32(act, log2_tiles, warps, generic);
     return f ? f : mm_kernel_float(act, log2_tiles, warps, generic);
 }
@@ -29,12 +30,15 @@ int cuda_mm_open(struct cuda_backend *be)
             err = cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block);
     };
     for (int act = MM_ACT_K; act <= MM_ACT_F32; act++)
-        for (int l = 0; l < 20; l++) /* tiles; generic or not, of low types or not; 16 warps */
-            give_room(mm_kernel_of((enum mm_act)act, l % 4, l < 16 ? MM_WARPS : MM_WARPS_MOST,
-                                   l < 16 && l / 4 % 2, l < 16 && l >= 8));
-    for (int l = 0; l < 4 * MM_ACT_F32; l++) give_room(mm_kernel_few((enum mm_act)(l / 4), l % 2, l / 2 % 2));
+        for (int l = 0; l < 28; l++) /* tiles; generic or not, by mm_low; 16 warps */
+            give_room(mm_kernel_of((enum mm_act)act, l % 4, l < 24 ? MM_WARPS : MM_WARPS_MOST,
+                                   l < 24 && l / 4 % 2, l < 24 ? l / 8 : 0));
+    for (int l = 0; l < 6 * MM_ACT_F32; l++) give_room(mm_kernel_few((enum mm_act)(l / 6), l % 2, l / 2 % 3));
     give_room(mm_kernel_few_late());
-    for (int l = 0; l < 4 * 17; l++) give_room(mm_kernel_wide(8 * (l % 17), l / 17 + 1));
+    for (int l = 0; l < 4 * 17; l++) {
+        give_room(mm_kernel_wide(8 * (l % 17), l / 17 + 1));
+        give_room(mm_kernel_wide_grid(8 * (l % 17), l / 17 + 1));
+    }
     if (err) return cuda_check(be, "matrix product kernels", err);
     if (mm_owed_open(be)) return KN_EMEM;
     be->mm_partial_bytes = MM_PARTIAL_BYTES;
@@ -131,8 +135,9 @@ bool mm_is_prepared(const struct cuda_backend *be, const float *x, const float *
 static mm_kernel_fn kernel_of(const struct cuda_backend *be, enum mm_act act, const struct mm_choice *c)
 {
     return c->form == MM_FEW_LATE ? mm_kernel_few_late()
-           : c->form == MM_WIDE   ? mm_kernel_wide(c->wide_rows, c->wide_groups)
-           : c->few               ? mm_kernel_few(act, c->log2_tiles, c->low)
+           : c->form == MM_WIDE
+               ? (c->low == 2 ? mm_kernel_wide_grid : mm_kernel_wide)(c->wide_rows, c->wide_groups)
+           : c->few ? mm_kernel_few(act, c->log2_tiles, c->low)
                     : mm_kernel_of(act, c->log2_tiles, c->warps, be->generic || be->cc < 90, c->low);
 }
 

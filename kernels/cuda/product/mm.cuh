@@ -34,17 +34,21 @@ mm_kernel_fn mm_kernel_float(enum mm_act act, int log2_tiles, int warps, bool ge
 mm_kernel_fn mm_kernel_32(enum mm_act act, int log2_tiles, int warps, bool generic);
 mm_kernel_fn mm_kernel_k(enum mm_act act, int log2_tiles, int warps, bool generic);
 mm_kernel_fn mm_kernel_low(enum mm_act act, int log2_tiles, int warps, bool generic);
-/* The kernel of mm_kernel.cuh for a choice: mm.cu. low: some matrix is of such a type (mm_is_low). NULL
+mm_kernel_fn mm_kernel_grid(enum mm_act act, int log2_tiles, int warps, bool generic);
+/* The kernel of mm_kernel.cuh for a choice: mm.cu. low: that of its matrices (mm_low). NULL
  * where mm_has says so. */
-mm_kernel_fn mm_kernel_of(enum mm_act act, int log2_tiles, int warps, bool generic, bool low);
-/* The same for 1 or 2 tiles, 16 warps, sm_90, or NULL. low: K types with mm_is_low types among them.
- * mm_few_k.cu, mm_few_32.cu, mm_few_float.cu. */
-mm_kernel_fn mm_kernel_few_k(int log2_tiles, bool low);
-mm_kernel_fn mm_kernel_few_late();                 /* mm_few_late.cuh: 2 tiles, not low */
-mm_kernel_fn mm_kernel_wide(int rows, int groups); /* mm_wide.cu: rows it multiplies with, tiles a block */
+mm_kernel_fn mm_kernel_of(enum mm_act act, int log2_tiles, int warps, bool generic, int low);
+/* The same for 1 or 2 tiles, 16 warps, sm_90, or NULL. low: of K types.
+ * mm_few_k.cu, mm_few_grid.cu, mm_few_32.cu, mm_few_float.cu. */
+mm_kernel_fn mm_kernel_few_k(int log2_tiles, int low);
+mm_kernel_fn mm_kernel_few_grid(int log2_tiles);
+mm_kernel_fn mm_kernel_few_late(); /* mm_few_late.cuh: 2 tiles, not low */
+/* mm_wide.cu, mm_wide_grid.cu: rows it multiplies with, tiles a block */
+mm_kernel_fn mm_kernel_wide(int rows, int groups);
+mm_kernel_fn mm_kernel_wide_grid(int rows, int groups);
 mm_kernel_fn mm_kernel_few_32(int log2_tiles, bool min);
 mm_kernel_fn mm_kernel_few_float(enum mm_act act, int log2_tiles);
-static inline mm_kernel_fn mm_kernel_few(enum mm_act act, int log2_tiles, bool low)
+static inline mm_kernel_fn mm_kernel_few(enum mm_act act, int log2_tiles, int low)
 {
     return act == MM_ACT_K                         ? mm_kernel_few_k(log2_tiles, low)
            : act == MM_ACT_32 || act == MM_ACT_32M ? mm_kernel_few_32(log2_tiles, act == MM_ACT_32M)

@@ -456,6 +456,7 @@ template <class F, int NT, int W, bool LATE> DEV void few_product(const mm_args 
         if (warp == 0) bar_expect(act_bar, few_row_bytes(a) * (uint32_t)a.n + few_beside_bytes<NT>(a));
         ring.fill(0, asked);
     }
+    if constexpr (F::grids) grid_load(smem + a.at.grid, a.points);
     __syncthreads();
     if (a.cluster > 1) cluster_arrive(); /* my barrier is there */
     if (!waits && w.item < a.n_items && few_one())

@@ -21,7 +21,7 @@ DEV uint32_t few_flip(uint32_t x, uint32_t mask, uint32_t flip)
 template <uint32_t TYPE> struct few_codes {
     static constexpr bool min = TYPE == KN_Q4_1 || TYPE == KN_Q5_1;
     static constexpr int bits = TYPE == KN_Q8_0 ? 8 : TYPE == KN_Q5_0 || TYPE == KN_Q5_1 ? 5 : 4;
-    static constexpr int unit_bytes = 64 * bits + (min ? 64 : 32);
+    static constexpr int unit_bytes = 64 * bits + (min ? 64 : TYPE == KN_MXFP4 ? 16 : 32);
     static constexpr int start = TYPE == KN_Q4_0 ? 0x49400000 : TYPE == KN_Q5_0 ? 0x49c00000 : MM_BITS_OF;
     static constexpr float base = TYPE == KN_Q4_0 ? 786432.0f : TYPE == KN_Q5_0 ? 1572864.0f : 12582912.0f;
 
@@ -29,9 +29,9 @@ template <uint32_t TYPE> struct few_codes {
     {
         if (TYPE == KN_Q8_0 || min) return frag_32<min>::template codes<bits>(a, u, lane);
         const uint2 c = lds8(u + 8 * lane);
-        if (TYPE == KN_IQ4_NL) {
-            iq4_words(a, a + 1, c.x);
-            iq4_words(a + 2, a + 3, c.y);
+        if (TYPE == KN_IQ4_NL || TYPE == KN_MXFP4) {
+            table_words<TYPE>(a, a + 1, c.x);
+            table_words<TYPE>(a + 2, a + 3, c.y);
         } else if (TYPE == KN_Q4_0) {
             const uint32_t mask = 0xf0f0f0f0, flip = 0x80808080;
             a[0] = few_flip(c.x << 4, mask, flip), a[1] = few_flip(c.x, mask, flip);
@@ -73,7 +73,10 @@ DEV void few_pair(float fin[NT][4], const uint8_t *st, const few_view_32<NT> &v,
         uint32_t a[4];
         float d[2], m[2];
         code::load(a, st, lane);
-        scales_32<code::min>(d, m, st + 64 * code::bits, lane / 4);
+        if (TYPE == KN_MXFP4)
+            scales_mxfp4(d, st + 64 * code::bits, lane / 4);
+        else
+            scales_32<code::min>(d, m, st + 64 * code::bits, lane / 4);
 #pragma unroll
         for (int t = 0; t < NT; t++) {
             const float s[2] = {i ? da[t].z : da[t].x, i ? da[t].w : da[t].y};
@@ -107,7 +110,7 @@ DEV void few_slice_32(const mm_args &a, float fin[NT][4], R &ring, few_view_32<N
 
 template <bool MIN> struct few_32 {
     static constexpr int registers = FEW_REGISTERS;
-    static constexpr bool single = false;
+    static constexpr bool single = false, grids = false;
 
     /* Four tokens and eight units (one tile: two and 16) a warp at a time: no conflicts of banks but two a
      * read. */
@@ -147,7 +150,7 @@ template <bool MIN> struct few_32 {
         if constexpr (MIN)
             of_types<KN_Q4_1, KN_Q5_1>(type, sum);
         else
-            of_types<KN_Q8_0, KN_Q4_0, KN_IQ4_NL, KN_Q5_0>(type, sum);
+            of_types<KN_Q8_0, KN_Q4_0, KN_IQ4_NL, KN_MXFP4, KN_Q5_0>(type, sum);
     }
 };
 

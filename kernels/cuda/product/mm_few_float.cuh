@@ -12,6 +12,7 @@ template <int NT> struct few_view_float {
 };
 
 template <uint32_t TYPE> struct few_float {
+    static constexpr bool grids = false;
     static constexpr int registers = FEW_REGISTERS;
     static constexpr bool single = false, bf16 = TYPE == KN_BF16;
     static constexpr int planes = bf16 ? 3 : 2, unit_bytes = 1024;

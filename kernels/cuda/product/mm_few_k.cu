@@ -4,10 +4,12 @@
 
 mm_kernel_fn mm_kernel_few_late()
 {
-    return mm_few<few_k<false>, 2, MM_WARPS_MOST, true>;
+    return mm_few<few_k<0>, 2, MM_WARPS_MOST, true>;
 }
 
-mm_kernel_fn mm_kernel_few_k(int log2_tiles, bool low)
+mm_kernel_fn mm_kernel_few_k(int log2_tiles, int low)
 {
-    return low ? few_pick<few_k<true>>(log2_tiles) : few_pick<few_k<false>>(log2_tiles);
+    return low == 2 ? mm_kernel_few_grid(log2_tiles)
+           : low    ? few_pick<few_k<1>>(log2_tiles)
+                    : few_pick<few_k<0>>(log2_tiles);
 }

@@ -13,6 +13,7 @@
 /* What a unit is multiplied with: activations of this lane's token of each tile; sums; scales. */
 template <int NT> struct few_view {
     const uint8_t *b[NT], *sums, *scales;
+    const uint16_t *points;
 };
 
 /* m = A times the sums of 16 columns of tile t. */
@@ -105,8 +106,11 @@ DEV void few_unit(float y[NT][4], float d[2], R &ring, const few_view<NT> &v, in
             },
             read);
         few_less_offset<NT>(y, sum, scales, 32, v);
-    } else if constexpr (TYPE == KN_IQ4_XS) {
-        codes_iq4_xs<NT>(sum, d, st, lane, act);
+    } else if constexpr (is_signed_k(TYPE)) {
+        if constexpr (TYPE == KN_IQ4_XS)
+            codes_iq4_xs<NT>(sum, d, st, lane, act);
+        else
+            codes_grid<TYPE, NT>(sum, d, st, lane, act, v.points);
 #pragma unroll
         for (int t = 0; t < NT; t++)
 #pragma unroll
@@ -188,10 +192,10 @@ DEV void few_slice(const mm_args &a, float fin[NT][4], R &ring, few_view<NT> v, 
         if (!few_reads_first(TYPE)) ring.next();
     }
 }
-/* LOW: Q2_K, Q3_K and IQ4_XS as well. */
-template <bool LOW> struct few_k {
+/* LOW: as of frag_k (mm_int.cuh). */
+template <int LOW> struct few_k {
     static constexpr int registers = 104; /* prep_ahead.cuh */
-    static constexpr bool single = true;
+    static constexpr bool single = true, grids = LOW == 2;
     template <int NT> DEV void prepare(const mm_args &a, uint8_t *smem)
     {
         if (!a.side) few_side<NT>(a, smem); /* else it has come with the rows */
@@ -203,6 +207,7 @@ template <bool LOW> struct few_k {
         v.scales = smem + a.at.side + FEW_SIDE(NT) * a.slice_units * local + 256 * NT + lane % 4 * 8;
 #pragma unroll
         for (int t = 0; t < NT; t++) v.b[t] = few_row(a, smem, local, 8 * t + lane / 4) + lane % 4 * 16;
+        if constexpr (grids) v.points = grid_there(smem + a.at.grid, a.points);
         return v;
     }
     template <int NT, class R>
@@ -210,7 +215,10 @@ template <bool LOW> struct few_k {
                    int units, int lane)
     {
         const auto sum = [&](auto of) { few_slice<of.type, NT>(a, fin, ring, v, units, lane); };
-        if constexpr (LOW)
+        if constexpr (LOW == 2)
+            of_types<KN_IQ3_XXS, KN_IQ3_S, KN_IQ2_XXS, KN_IQ2_XS, KN_IQ2_S, KN_IQ1_S, KN_IQ1_M, KN_Q4_K,
+                     KN_Q6_K, KN_Q5_K, KN_IQ4_XS, KN_Q3_K, KN_Q2_K>(type, sum);
+        else if constexpr (LOW == 1)
             of_types<KN_Q4_K, KN_Q6_K, KN_Q5_K, KN_IQ4_XS, KN_Q3_K, KN_Q2_K>(type, sum);
         else
             of_types<KN_Q4_K, KN_Q6_K, KN_Q5_K>(type, sum);

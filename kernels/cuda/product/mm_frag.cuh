@@ -33,8 +33,9 @@ template <int NT> struct mm_view {
     const uint8_t *aux;  /* 8-bit kinds: scales, + pair[t][0, 1] */
     uint32_t
         row[NT]; /* of this lane's token g of each tile, + 16 q; tokens that are not there read the last */
-    uint32_t pair[NT][2]; /* of this lane's tokens 2 q and 2 q + 1 */
-    uint32_t plane_bytes; /* float kinds */
+    uint32_t pair[NT][2];   /* of this lane's tokens 2 q and 2 q + 1 */
+    uint32_t plane_bytes;   /* float kinds */
+    const uint16_t *points; /* kinds with grids: grid_there */
 };
 
 DEV uint4 lds16(const uint8_t *p)
@@ -99,6 +100,7 @@ template <int PLANES, bool BF16> DEV void planes_of(uint32_t p[PLANES], float x,
 }
 /* ---- F16, BF16, F32: the sum of 64 columns, all planes, is one chain; then it is added in float32 ---- */
 template <uint32_t TYPE> struct frag_float {
+    static constexpr bool grids = false;
     static constexpr int unit_bytes = TYPE == KN_F32 ? 2048 : 1024, planes = TYPE == KN_F16 ? 2 : 3;
     static constexpr bool bf16 = TYPE != KN_F16, whole = false; /* whole: 8-bit */
     static constexpr int b_unit = 64, sums_unit = 0, aux_unit = 0;

@@ -199,9 +199,29 @@ DEV void codes_6(int sum[NT][4], float d[2], const uint8_t *st, int lane, ACT ac
 
 #include "mm_low.cuh"
 
-/* K types; LOW: Q2_K, Q3_K and IQ4_XS as well. The kernel without them is a few hundredths faster for the
- * others. */
-template <bool LOW> struct frag_k {
+#include "mm_grid.cuh"
+
+/* Types whose codes are signed: nothing is taken off, and sums of activations are not wanted. */
+DEV constexpr bool is_signed_k(uint32_t type)
+{
+    return type == KN_IQ4_XS || grid_has(type);
+}
+/* Bytes of a unit of a K type. */
+DEV constexpr int unit_bytes_k(uint32_t type)
+{
+    return type == KN_Q4_K     ? 2304
+           : type == KN_Q5_K   ? 2816
+           : type == KN_Q6_K   ? 3360
+           : type == KN_IQ4_XS ? 2176
+           : type == KN_Q3_K   ? 1760
+           : type == KN_Q2_K   ? 1344
+                               : 4 * grid_layout_of(type).end;
+}
+
+/* K types; LOW 1: Q2_K, Q3_K and IQ4_XS as well; 2: and the types with grids. The kernel without them is a
+ * few hundredths faster for the others. */
+template <int LOW> struct frag_k {
+    static constexpr bool grids = LOW == 2;
     static constexpr enum mm_act act = MM_ACT_K;
     static constexpr bool whole = true;
     static constexpr int planes = 1, b_unit = 256, sums_unit = 32, aux_unit = 4;
@@ -230,16 +250,18 @@ template <bool LOW> struct frag_k {
             codes_6<NT>(sum, d, st, lane, act);
         } else if constexpr (TYPE == KN_IQ4_XS) {
             codes_iq4_xs<NT>(sum, d, st, lane, act);
+        } else if constexpr (grid_has(TYPE)) {
+            codes_grid<TYPE, NT>(sum, d, st, lane, act, v.points);
         } else {
             codes_23<TYPE == KN_Q2_K ? 2 : 3, NT>(sum, d, dmin, am, st, lane, act);
         }
 #pragma unroll
         for (int t = 0; t < NT; t++) {
-            const uint2 s = TYPE == KN_IQ4_XS ? make_uint2(0, 0) : lds8(v.sums + 32 * at + v.row[t] - 8 * q);
+            const uint2 s = is_signed_k(TYPE) ? make_uint2(0, 0) : lds8(v.sums + 32 * at + v.row[t] - 8 * q);
             const float da[2] = {lds_float(v.aux + 4 * at + v.pair[t][0]),
                                  lds_float(v.aux + 4 * at + v.pair[t][1])};
             int lo[4] = {0, 0, 0, 0}, hi[4] = {0, 0, 0, 0};
-            if constexpr (TYPE != KN_IQ4_XS) {
+            if constexpr (!is_signed_k(TYPE)) {
                 mma_16<!mins>(lo, am[0], am[1], s.x);
                 mma_16<!mins>(hi, am[0], am[1], s.y);
             }
@@ -262,7 +284,14 @@ template <bool LOW> struct frag_k {
     DEV void stage(float fin[NT][4], const uint8_t *st, int units, uint32_t type, const mm_view<NT> &v,
                    int lane)
     {
-        if (type == KN_Q4_K)
+        if constexpr (LOW == 2) {
+            of_types<KN_IQ3_XXS, KN_IQ3_S, KN_IQ2_XXS, KN_IQ2_XS, KN_IQ2_S, KN_IQ1_S, KN_IQ1_M, KN_Q4_K,
+                     KN_Q6_K, KN_Q5_K, KN_IQ4_XS, KN_Q3_K, KN_Q2_K>(type, [&](auto of) {
+#pragma unroll 1
+                for (int u = 0; u < units; u++)
+                    add_unit<of.type, NT>(fin, st + unit_bytes_k(of.type) * u, v, u, lane);
+            });
+        } else if (type == KN_Q4_K)
 #pragma unroll 1
             for (int u = 0; u < units; u++) add_unit<KN_Q4_K, NT>(fin, st + 2304 * u, v, u, lane);
         else if (type == KN_Q6_K)
@@ -302,8 +331,16 @@ template <bool MIN> DEV void scales_32(float d[2], float m[2], const uint8_t *p,
     d[0] = h_low(dm.x), d[1] = h_high(dm.x), m[0] = h_low(dm.y), m[1] = h_high(dm.y);
 }
 
+/* The same of MXFP4: powers of two, a byte each. */
+DEV void scales_mxfp4(float d[2], const uint8_t *p, int g)
+{
+    const uint32_t e = *(const unsigned short *)(p + 2 * g);
+    d[0] = __uint_as_float(mxfp4_scale(e & 255)), d[1] = __uint_as_float(mxfp4_scale(e >> 8));
+}
+
 /* fin += (codes - offset) . x * (d * scale of x) [+ m * (scale of x * sum of x)] */
 template <bool MIN> struct frag_32 {
+    static constexpr bool grids = false;
     static constexpr enum mm_act act = MIN ? MM_ACT_32M : MM_ACT_32;
     static constexpr bool whole = true;
     static constexpr int planes = 1, b_unit = 32, sums_unit = 0, aux_unit = 8;
@@ -324,11 +361,13 @@ template <bool MIN> struct frag_32 {
             a[2] |= high << 2 & 0x10101010, a[3] |= high >> 2 & 0x10101010;
         }
     }
-    template <int BITS, int NT, bool TABLE = false> /* TABLE: IQ4_NL, signed values without an offset */
+    /* TABLE: IQ4_NL or MXFP4, signed values without an offset */
+    template <int BITS, int NT, uint32_t TABLE = KN_F32>
     DEV void blocks(float fin[NT][4], const uint8_t *st, int units, const mm_view<NT> &v, int lane)
     {
-        constexpr int unit_bytes = 64 * BITS + (MIN ? 64 : 32);
-        constexpr bool is_signed = TABLE || BITS == 8;
+        constexpr bool table = TABLE != KN_F32;
+        constexpr int unit_bytes = 64 * BITS + (MIN ? 64 : TABLE == KN_MXFP4 ? 16 : 32);
+        constexpr bool is_signed = table || BITS == 8;
 #pragma unroll 2
         for (int first = 0; first < units; first += 2) {
             uint4 b[NT];
@@ -339,14 +378,17 @@ template <bool MIN> struct frag_32 {
                 if (first + i >= units) break;
                 uint32_t a[4];
                 float d[2], m[2];
-                if (TABLE) {
+                if (table) {
                     const uint2 w = lds8(st + 8 * lane);
-                    iq4_words(a, a + 1, w.x);
-                    iq4_words(a + 2, a + 3, w.y);
+                    table_words<TABLE>(a, a + 1, w.x);
+                    table_words<TABLE>(a + 2, a + 3, w.y);
                 } else {
                     codes<BITS>(a, st, lane);
                 }
-                scales_32<MIN>(d, m, st + 64 * BITS, lane / 4);
+                if (TABLE == KN_MXFP4)
+                    scales_mxfp4(d, st + 64 * BITS, lane / 4);
+                else
+                    scales_32<MIN>(d, m, st + 64 * BITS, lane / 4);
 #pragma unroll
                 for (int t = 0; t < NT; t++) {
                     const uint2 x0 = lds8(v.aux + 8 * (first + i) + v.pair[t][0]),
@@ -377,7 +419,9 @@ template <bool MIN> struct frag_32 {
         else if (type == KN_Q4_0 || type == KN_Q4_1)
             blocks<4, NT>(fin, st, units, v, lane);
         else if (!MIN && type == KN_IQ4_NL)
-            blocks<4, NT, !MIN>(fin, st, units, v, lane);
+            blocks<4, NT, MIN ? KN_F32 : KN_IQ4_NL>(fin, st, units, v, lane);
+        else if (!MIN && type == KN_MXFP4)
+            blocks<4, NT, MIN ? KN_F32 : KN_MXFP4>(fin, st, units, v, lane);
         else
             blocks<5, NT>(fin, st, units, v, lane);
     }

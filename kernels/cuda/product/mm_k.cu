@@ -4,5 +4,5 @@
 
 mm_kernel_fn mm_kernel_k(enum mm_act act, int log2_tiles, int warps, bool generic)
 {
-    return act == MM_ACT_K ? mm_pick_kernel<frag_k<false>, true>(log2_tiles, warps, generic) : nullptr;
+    return act == MM_ACT_K ? mm_pick_kernel<frag_k<0>, true>(log2_tiles, warps, generic) : nullptr;
 }

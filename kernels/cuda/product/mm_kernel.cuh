@@ -301,11 +301,13 @@ template <class F, int NT, int W, bool BULK> DEV void product(const mm_args &a)
         find_slice();
     }
     for (int i = 0; i < stages; i++) issue(i);
+    if constexpr (F::grids) grid_load(smem + a.at.grid, a.points);
     if (BULK) __syncthreads(); /* act_bar is there */
     load_rows<W, BULK>(a, act, first_slice, act_bar);
 
     mm_view<NT> view;
     find_view<NT>(a, lane, view);
+    if constexpr (F::grids) view.points = grid_there(smem + a.at.grid, a.points);
 
     const bool in_shared = together && (a.slices > 1 || a.gated);
     const int pairs = merge_pairs<NT>(a);

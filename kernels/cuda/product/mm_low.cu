@@ -5,5 +5,5 @@
 mm_kernel_fn mm_kernel_low(enum mm_act act, int log2_tiles, int warps, bool generic)
 {
     if (act != MM_ACT_K || warps != MM_WARPS) return nullptr;
-    return mm_pick_kernel<frag_k<true>, false>(log2_tiles, warps, generic);
+    return mm_pick_kernel<frag_k<1>, false>(log2_tiles, warps, generic);
 }

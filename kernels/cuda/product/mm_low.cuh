@@ -7,12 +7,12 @@
 #ifndef DFLASH_CUDA_MM_LOW_CUH
 #define DFLASH_CUDA_MM_LOW_CUH
 
+#include "load.cuh"
+
 /* __byte_perm masks its selector first: an operation more. */
 DEV uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t which)
 {
-    uint32_t v;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(low), "r"(high), "r"(which));
-    return v;
+    return load_pick(low, high, which);
 }
 /* Codes of rows g and g + 8, four columns each, to the bytes they stand for: two tables of eight bytes,
  * chosen by the code's top bit. */
@@ -22,6 +22,22 @@ DEV void iq4_words(uint32_t *a0, uint32_t *a1, uint32_t w)
     *a0 = pick_bytes(pick_bytes(0xbfad9881, 0xf6eaddcf, in), pick_bytes(0x26190d01, 0x71594535, in), which);
     *a1 = pick_bytes(pick_bytes(0xbfad9881, 0xf6eaddcf, in >> 16),
                      pick_bytes(0x26190d01, 0x71594535, in >> 16), which >> 16);
+}
+
+/* The same of MXFP4: sizes, then the sign where there is one. */
+DEV void mxfp4_words(uint32_t *a0, uint32_t *a1, uint32_t w)
+{
+    const uint32_t in = w & 0x77777777, which = 0x32103210 | (w >> 1 & 0x44444444);
+    *a0 = pick_bytes(pick_bytes(0x03020100, 0x0c080604, in), pick_bytes(0xfdfeff00, 0xf4f8fafc, in), which);
+    *a1 = pick_bytes(pick_bytes(0x03020100, 0x0c080604, in >> 16),
+                     pick_bytes(0xfdfeff00, 0xf4f8fafc, in >> 16), which >> 16);
+}
+template <uint32_t TYPE> DEV void table_words(uint32_t *a0, uint32_t *a1, uint32_t w)
+{
+    if (TYPE == KN_MXFP4)
+        mxfp4_words(a0, a1, w);
+    else
+        iq4_words(a0, a1, w);
 }
 
 /* ---- as codes_45 (mm_int.cuh) ---- */

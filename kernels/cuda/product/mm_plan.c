@@ -16,11 +16,14 @@ struct mm_tuning mm_tuning = {.stages = 4,
 /* Columns and bytes of a unit are those of 16 rows of blocks; the same constants are in mm_int.cuh and
  * mm_frag.cuh. */
 static const struct mm_type mm_types[] = {
-    {KN_F32, 32, 2048, MM_ACT_F32},   {KN_F16, 32, 1024, MM_ACT_F16}, {KN_BF16, 32, 1024, MM_ACT_BF16},
-    {KN_Q8_0, 32, 544, MM_ACT_32},    {KN_Q4_0, 32, 288, MM_ACT_32},  {KN_Q5_0, 32, 352, MM_ACT_32},
-    {KN_Q4_1, 32, 320, MM_ACT_32M},   {KN_Q5_1, 32, 384, MM_ACT_32M}, {KN_Q4_K, 256, 2304, MM_ACT_K},
-    {KN_Q5_K, 256, 2816, MM_ACT_K},   {KN_Q6_K, 256, 3360, MM_ACT_K}, {KN_IQ4_NL, 32, 288, MM_ACT_32},
-    {KN_IQ4_XS, 256, 2176, MM_ACT_K}, {KN_Q3_K, 256, 1760, MM_ACT_K}, {KN_Q2_K, 256, 1344, MM_ACT_K},
+    {KN_F32, 32, 2048, MM_ACT_F32},   {KN_F16, 32, 1024, MM_ACT_F16},    {KN_BF16, 32, 1024, MM_ACT_BF16},
+    {KN_Q8_0, 32, 544, MM_ACT_32},    {KN_Q4_0, 32, 288, MM_ACT_32},     {KN_Q5_0, 32, 352, MM_ACT_32},
+    {KN_Q4_1, 32, 320, MM_ACT_32M},   {KN_Q5_1, 32, 384, MM_ACT_32M},    {KN_Q4_K, 256, 2304, MM_ACT_K},
+    {KN_Q5_K, 256, 2816, MM_ACT_K},   {KN_Q6_K, 256, 3360, MM_ACT_K},    {KN_IQ4_NL, 32, 288, MM_ACT_32},
+    {KN_IQ4_XS, 256, 2176, MM_ACT_K}, {KN_Q3_K, 256, 1760, MM_ACT_K},    {KN_Q2_K, 256, 1344, MM_ACT_K},
+    {KN_MXFP4, 32, 272, MM_ACT_32},   {KN_IQ2_XXS, 256, 1056, MM_ACT_K}, {KN_IQ2_XS, 256, 1184, MM_ACT_K},
+    {KN_IQ2_S, 256, 1312, MM_ACT_K},  {KN_IQ3_XXS, 256, 1568, MM_ACT_K}, {KN_IQ3_S, 256, 1760, MM_ACT_K},
+    {KN_IQ1_S, 256, 800, MM_ACT_K},   {KN_IQ1_M, 256, 896, MM_ACT_K},
 };
 #define MM_TYPES (int)(sizeof mm_types / sizeof mm_types[0])
 
@@ -56,7 +59,7 @@ bool mm_plan_slices(const struct mm_type *t, int64_t n_in, struct mm_args *a)
 
 /* ---- the matrices of a launch ---- */
 
-bool mm_has(enum mm_act act, int log2_tiles, int warps, bool generic, bool low)
+bool mm_has(enum mm_act act, int log2_tiles, int warps, bool generic, int low)
 {
     if (log2_tiles < 0 || log2_tiles > 2) return false;
     if (warps == MM_WARPS) return true;
@@ -95,7 +98,8 @@ bool mm_plan_group(const struct mm_shape *s, size_t partial_bytes, struct mm_gro
         a->type[i] = s->type[i];
         a->unit_bytes[i] = product_type_of(s->type[i])->unit_bytes;
         g->mixed |= a->unit_bytes[i] != a->unit_bytes[0];
-        g->low |= mm_is_low(s->type[i]);
+        if (mm_low(s->type[i]) > g->low) g->low = mm_low(s->type[i]);
+        a->points = mm_points_with(a->points, s->type[i]);
         if (a->unit_bytes[i] > g->widest) g->widest = a->unit_bytes[i];
         if (i == 0 || !s->gated) g->panels += (int32_t)((s->n_out[i] + 15) / 16);
         a->panel_end[i] = g->panels;
@@ -143,7 +147,8 @@ static size_t lay_out(struct mm_args *a, int tiles, int warps)
     m->merge_bytes = a->block_slices == a->slices && (a->slices > 1 || a->gated)
                          ? (uint32_t)((a->gated ? 2 : 1) * a->subs * a->slices * tiles) * 128 * pairs
                          : 0;
-    m->total = m->merge + m->merge_bytes * (uint32_t)(m->merge_rounds * m->merge_sets);
+    m->grid = m->merge + m->merge_bytes * (uint32_t)(m->merge_rounds * m->merge_sets);
+    m->total = m->grid + mm_points_bytes(a->points);
     return m->total;
 }
 
@@ -237,9 +242,10 @@ static size_t few_lay_out(struct mm_args *a, enum mm_act act, int tiles, int bus
     m->act = (m->ring + (uint32_t)(busy * a->stages * (a->stage_bytes + FEW_BARRIER)) + 127) / 128 * 128;
     m->side = (m->act + (uint32_t)a->n * m->row_bytes + 127) / 128 * 128;
     m->merge = (m->side + side + 127) / 128 * 128;
-    m->total = m->merge;
+    m->grid = m->merge;
     if (a->block_slices == a->slices)
-        m->total += (uint32_t)(m->merge_sets * a->subs * a->slices * tiles * 512) << a->split;
+        m->grid += (uint32_t)(m->merge_sets * a->subs * a->slices * tiles * 512) << a->split;
+    m->total = m->grid + mm_points_bytes(a->points);
     return m->total;
 }
 
@@ -423,7 +429,7 @@ void mm_plan_wide(const struct cuda_device *dev, const struct mm_group *g, int32
     const int rows = mm_wide_rows(n), grid = dev->sm_count;
     int64_t best = INT64_MAX;
     memset(c, 0, sizeof *c);
-    c->form = MM_WIDE, c->wide_rows = rows, c->together = true;
+    c->form = MM_WIDE, c->wide_rows = rows, c->together = true, c->low = g->low;
     a->n = n;
     a->left = g->leave && a->slices > 1;
     a->wide_tiles = 0;
@@ -455,7 +461,8 @@ void mm_plan_wide(const struct cuda_device *dev, const struct mm_group *g, int32
     a->stage_bytes =
         (int32_t)(WIDE_ROWS(rows) + (4u * (uint32_t)c->wide_groups * a->pitch + 127) / 128 * 128);
     a->at.merge = 256;
-    a->at.ring = a->at.merge + (uint32_t)(c->wide_groups * rows * WIDE_PITCH * 4);
+    a->at.grid = a->at.merge + (uint32_t)(c->wide_groups * rows * WIDE_PITCH * 4);
+    a->at.ring = (a->at.grid + mm_points_bytes(a->points) + 127) / 128 * 128;
     a->stages = (dev->smem_block - (int32_t)a->at.ring) / a->stage_bytes;
     const int most = mm_tuning.wide_stages ? mm_tuning.wide_stages : WIDE_RING;
     if (a->stages > most) a->stages = most;
@@ -463,7 +470,7 @@ void mm_plan_wide(const struct cuda_device *dev, const struct mm_group *g, int32
 }
 
 static int choose(const struct cuda_device *dev, enum mm_act act, int32_t n, int32_t panels, int32_t most,
-                  int32_t widest, bool mixed, bool low, struct mm_args *a, const struct mm_plan **plan)
+                  int32_t widest, bool mixed, int low, struct mm_args *a, const struct mm_plan **plan)
 {
     const bool bulk = !dev->generic && dev->cc >= 90;
     const int deepest = bulk ? 8 : 4, tuned = mm_tuning.stages < deepest ? mm_tuning.stages : deepest;
@@ -508,7 +515,7 @@ static int few_cluster(enum mm_act act, const struct mm_args *a)
 
 /* Is it for mm_few_late.cuh? Where slices are not of one length and a warp has several: else it loses, for
  * instructions of another kernel have to come too (docs/speed/verify.md). */
-static bool few_is_late(const struct mm_args *a, enum mm_act act, int log2_tiles, bool low)
+static bool few_is_late(const struct mm_args *a, enum mm_act act, int log2_tiles, int low)
 {
     return act == MM_ACT_K && !low && log2_tiles == 1 && a->gated && a->block_slices == a->slices &&
            a->subs == 2 && a->at.merge_sets == 2 && a->units < a->slices * a->slice_units &&

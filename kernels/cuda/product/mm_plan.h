@@ -4,7 +4,7 @@
 #ifndef DFLASH_CUDA_MM_PLAN_H
 #define DFLASH_CUDA_MM_PLAN_H
 
-#include "../../kernels.h"
+#include "../../blocks/grids.h"
 #include "../core/device.h"
 
 #ifdef __cplusplus
@@ -55,6 +55,7 @@ struct mm_memory {
     uint32_t
         row_bytes; /* of a token: 64 modulo 128, so that the rows of two tokens fall on different banks */
     uint32_t ring, side; /* mm_few.cuh */
+    uint32_t grid;       /* mm_points */
 };
 enum {
     FEW_AT_ONCE,
@@ -73,6 +74,28 @@ enum {
 #define WIDE_ROWS(n) ((WIDE_UNIT * (uint32_t)(n) + 127) / 128 * 128)
 #define WIDE_PITCH 68
 #define MM_BARS 640 /* bytes of barriers: 8 warps * up to 8 stages or 16 * 4, one for the activations */
+
+/* The points that types with grids want in shared memory (grid_unit.cuh): of the table of all, in pieces of
+ * 16 bytes. */
+struct mm_points {
+    int32_t first, count;
+};
+static inline struct mm_points mm_points_with(struct mm_points p, uint32_t type)
+{
+    const int32_t first = grid_first(type) / 8, end = grid_end(type) / 8, last = p.first + p.count;
+    if (!grid_has(type)) return p;
+    if (!p.count)
+        p.first = first, p.count = end - first;
+    else {
+        if (first < p.first) p.first = first;
+        p.count = (end > last ? end : last) - p.first;
+    }
+    return p;
+}
+static inline uint32_t mm_points_bytes(struct mm_points p)
+{
+    return 16 * (uint32_t)p.count;
+}
 
 /* One launch: items first_item .. first_item + n_items - 1 of the matrices' panels (gated: pairs of panels).
  * Two distributions of the slices, chosen by what fits into shared memory, with the same bits:
@@ -116,11 +139,13 @@ struct mm_args {
     int32_t wide_share; /* tiles may be shared by blocks, there: a slice is the least */
     int32_t cluster;    /* blocks that are given the same rows together: 1 or a power of two */
     uint32_t pitch, ring_bytes; /* of a ring, there: from place to place; of all */
+    struct mm_points points;
 };
-/* Types that mm_kernel_low and experts_kernel_low are for. */
-static inline bool mm_is_low(uint32_t type)
+/* Which of the kernels of K types is for a type: 0, mm_kernel_k; 1, mm_kernel_low; 2, mm_kernel_grid. Each
+ * knows the types of those before. */
+static inline int mm_low(uint32_t type)
 {
-    return type == KN_Q2_K || type == KN_Q3_K || type == KN_IQ4_XS;
+    return grid_has(type) ? 2 : type == KN_Q2_K || type == KN_Q3_K || type == KN_IQ4_XS;
 }
 static inline int mm_planes(enum mm_act act)
 {
@@ -202,7 +227,8 @@ struct mm_shape {
 struct mm_group {
     const struct mm_type *t;
     int32_t panels, widest;          /* of all; bytes of the largest unit */
-    bool mixed, low, leave;          /* units of several sizes; a low type; the slices' sums may be left */
+    bool mixed, leave;               /* units of several sizes; the slices' sums may be left */
+    int low;                         /* the highest mm_low */
     int32_t most_units, least_units; /* of a copy */
 };
 
@@ -218,7 +244,8 @@ struct mm_choice {
     const struct mm_plan *plan;
     int log2_tiles; /* tiles of 8 rows that a warp multiplies with */
     int warps;      /* of a block */
-    bool few, low;  /* a kernel of mm_few.cuh; the one that knows low types */
+    bool few;       /* a kernel of mm_few.cuh */
+    int low;        /* mm_group's */
     bool together;
     int32_t blocks;
     int wide_rows, wide_groups; /* MM_WIDE: rows it multiplies with, tiles of a block */
@@ -262,7 +289,7 @@ int32_t mm_plan_panels(const struct cuda_device *dev, const struct mm_choice *c,
 void mm_plan_launch(const struct cuda_device *dev, struct mm_choice *c, int32_t first, int32_t most,
                     int32_t panels, struct mm_args *a);
 /* Is there code for it? mm_kernel_of (mm.cuh) returns a kernel for these and no others. */
-bool mm_has(enum mm_act act, int log2_tiles, int warps, bool generic, bool low);
+bool mm_has(enum mm_act act, int log2_tiles, int warps, bool generic, int low);
 
 #ifdef __cplusplus
 }

@@ -31,7 +31,8 @@
 
 /* fin += the unit's sums. rows: of the stage, shared memory; done(): all of the stage has been read. */
 template <uint32_t TYPE, int NT, class DONE>
-DEV void wide_unit(float fin[NT][4], const uint8_t *st, const uint8_t *rows, int lane, DONE done)
+DEV void wide_unit(float fin[NT][4], const uint8_t *st, const uint8_t *rows, int lane, const uint16_t *points,
+                   DONE done)
 {
     constexpr uint32_t n = 8 * NT;
     using mma = wide_mma<NT>;
@@ -40,7 +41,7 @@ DEV void wide_unit(float fin[NT][4], const uint8_t *st, const uint8_t *rows, int
     wide_codes<TYPE> unit;
     int low[NT][4] = {}, high[in_turn ? 1 : NT][4] = {};
     float m[NT][4] = {};
-    unit.open(st, lane);
+    unit.open(st, lane, points);
     const uint32_t b = __shfl_sync(0xffffffff, wide_matrix(shared_at(rows), n), 0);
 #pragma unroll
     for (int j = unit.is_low || !in_turn ? 8 : 0; j < 16; j++) {
@@ -306,10 +307,11 @@ DEV void wide_tile(const mm_args &a, uint8_t *smem, const wide_part &part, int w
         for (int u = 0; u < units; u++) {
             const uint8_t *const stage = smem + a.at.ring + turn.at * a.stage_bytes;
             bar_wait(wide_full(smem, turn.at), turn.phase);
-            wide_unit<TYPE, NT>(fin, stage + place + (uint32_t)warp * a.pitch, stage, lane, [&] {
-                __syncwarp();
-                if (lane == 0) bar_arrive(wide_empty(smem, turn.at));
-            });
+            wide_unit<TYPE, NT>(fin, stage + place + (uint32_t)warp * a.pitch, stage, lane,
+                                grid_there(smem + a.at.grid, a.points), [&] {
+                                    __syncwarp();
+                                    if (lane == 0) bar_arrive(wide_empty(smem, turn.at));
+                                });
             turn.next(a.stages);
         }
         if (part.whole && !a.left) {
@@ -337,7 +339,8 @@ DEV void wide_tile(const mm_args &a, uint8_t *smem, const wide_part &part, int w
     }
 }
 
-template <int NT, int G> DEV void wide_product(const mm_args &a)
+/* GRID: the types with grids as well. */
+template <int NT, int G, bool GRID> DEV void wide_product(const mm_args &a)
 {
     extern __shared__ __align__(128) uint8_t smem[];
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0),
@@ -349,6 +352,7 @@ template <int NT, int G> DEV void wide_product(const mm_args &a)
             bar_open(wide_full(smem, i), 1), bar_open(wide_empty(smem, i), 4 * G);
         bar_fence();
     }
+    if (GRID) grid_load(smem + a.at.grid, a.points);
     __syncthreads();
     if (warp >= 4 * G) {
         asm_90("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(G == 2 ? 40 : 32));
@@ -384,9 +388,14 @@ template <int NT, int G> DEV void wide_product(const mm_args &a)
                                                (size_t)(a.slices * a.n) +
                                            64 * at.in
                                      : wide_shared<NT, G>(a, part, group);
-        of_types<KN_Q4_K, KN_Q6_K, KN_Q5_K, KN_IQ4_XS, KN_Q3_K, KN_Q2_K>(type, [&](auto of) {
+        const auto sum = [&](auto of) {
             wide_tile<of.type, NT>(a, smem, part, warp, lane, turn, sums, shared, at);
-        });
+        };
+        if constexpr (GRID)
+            of_types<KN_IQ3_XXS, KN_IQ3_S, KN_IQ2_XXS, KN_IQ2_XS, KN_IQ2_S, KN_IQ1_S, KN_IQ1_M, KN_Q4_K,
+                     KN_Q6_K, KN_Q5_K, KN_IQ4_XS, KN_Q3_K, KN_Q2_K>(type, sum);
+        else
+            of_types<KN_Q4_K, KN_Q6_K, KN_Q5_K, KN_IQ4_XS, KN_Q3_K, KN_Q2_K>(type, sum);
         if (a.left) continue;
         if (part.whole) {
             wide_meet(group);
@@ -407,12 +416,34 @@ template <int NT, int G> DEV void wide_product(const mm_args &a)
     }
 }
 
-template <int NT, int G>
+template <int NT, int G, bool GRID>
 __global__ void __launch_bounds__(128 * G + 128, 1) mm_wide(const __grid_constant__ mm_args a)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    wide_product<NT, G>(a);
+    wide_product<NT, G, GRID>(a);
 #endif
+}
+
+template <int NT, bool GRID> static mm_kernel_fn wide_pick(int groups)
+{
+    if (groups == 2) return mm_wide<NT, 2, GRID>;
+    if constexpr (NT <= 8)
+        if (groups == 3) return mm_wide<NT, 3, GRID>;
+    if constexpr (NT <= 4)
+        if (groups == 4) return mm_wide<NT, 4, GRID>;
+    return nullptr;
+}
+
+template <bool GRID> static mm_kernel_fn wide_pick_rows(int rows, int groups)
+{
+    return rows == 24    ? wide_pick<3, GRID>(groups)
+           : rows == 32  ? wide_pick<4, GRID>(groups)
+           : rows == 48  ? wide_pick<6, GRID>(groups)
+           : rows == 64  ? wide_pick<8, GRID>(groups)
+           : rows == 80  ? wide_pick<10, GRID>(groups)
+           : rows == 96  ? wide_pick<12, GRID>(groups)
+           : rows == 128 ? wide_pick<16, GRID>(groups)
+                         : nullptr;
 }
 
 #endif

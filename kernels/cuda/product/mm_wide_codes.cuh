@@ -3,7 +3,8 @@
  *
  * Q4_K, Q5_K: the scale is 8 h + l, bytes are code * l and code * h, at most 31 * 7; four at once by one
  * multiplication. Others: |P| = |code * scale| is Q6_K 4,096, IQ4_XS 4,064, Q3_K 128, in 16 bits: its low
- * byte, unsigned, and its high byte, signed. Q2_K: 45, a low byte alone. Sums of 256 columns: low < 255 * 127
+ * byte, unsigned, and its high byte, signed (types with grids: 1,922). Q2_K: 45, a low byte alone. Sums of
+ * 256 columns: low < 255 * 127
  * * 256 < 2^23, weight * high < 2^29. */
 #ifndef DFLASH_CUDA_MM_WIDE_CODES_CUH
 #define DFLASH_CUDA_MM_WIDE_CODES_CUH
@@ -38,11 +39,13 @@ template <uint32_t TYPE> struct wide_codes {
     uint32_t mins[4];
     uint4 codes, more; /* of a part; what is above them */
     uint2 r[2];        /* IQ4_XS */
+    grid_unit<grid_has(TYPE) ? TYPE : (uint32_t)KN_IQ2_S> grid;
     int lane;
 
-    __device__ __forceinline__ void open(const uint8_t *unit, int at)
+    __device__ __forceinline__ void open(const uint8_t *unit, int at, const uint16_t *points)
     {
         st = unit, lane = at;
+        (void)points;
         const int g = lane / 4, q = lane % 4;
         if constexpr (TYPE == KN_Q4_K || TYPE == KN_Q5_K) {
             uint32_t m[2][2];
@@ -74,6 +77,10 @@ template <uint32_t TYPE> struct wide_codes {
         } else if constexpr (TYPE == KN_IQ4_XS) {
             r[0] = lds8(st + 2048 + 8 * g), r[1] = lds8(st + 2112 + 8 * g);
             d[0] = h_low(r[0].x), d[1] = h_low(r[1].x);
+        } else if constexpr (grid_has(TYPE)) {
+            grid.open(st, lane, points);
+#pragma unroll
+            for (int hi = 0; hi < 2; hi++) d[hi] = __fmul_rn(h_low(grid.d_of(hi)), grid_down<TYPE>());
         } else {
             uint32_t am[2];
 #pragma unroll
@@ -103,6 +110,14 @@ template <uint32_t TYPE> struct wide_codes {
     /* Steps in ascending order; j: a constant. */
     __device__ __forceinline__ void step(int j, uint32_t low[4], uint32_t high[4])
     {
+        if constexpr (grid_has(TYPE)) {
+            uint32_t a[4];
+            grid.step(j, a);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                wide_signed(low + i, high + i, a[i] ^ 0x80808080, grid.scale_of(j, i / 2, i % 2), 128);
+            return;
+        }
         const int part = j / 2, i = j % 2;
         constexpr bool pairs = TYPE == KN_Q2_K || TYPE == KN_Q3_K;
         if (pairs) {

@@ -134,7 +134,7 @@ static int take_memory(struct cuda_backend *be, struct kn_weight *w, unsigned us
 {
     size_t packed = 0, rows = 0;
     cudaError_t err = cudaSuccess;
-    cuda_weight_bytes(w->type, w->n_in, w->n_out, w->n_mat, use, &packed, &rows);
+    cuda_weight_bytes(w->type, w->n_in, w->n_out, w->n_mat - w->n_host, use, &packed, &rows);
     if (packed) err = cudaMalloc(&w->packed, packed);
     if (!err && rows) err = cudaMalloc((void **)&w->rows, rows);
     w->packed_bytes = packed;
@@ -147,8 +147,8 @@ static int take_memory(struct cuda_backend *be, struct kn_weight *w, unsigned us
     return cuda_fail(
         be, KN_EMEM,
         "no device memory for %zu bytes of a weight [%d, %lld, %lld] of %s (%zu of %zu MiB free)",
-        packed + rows, shape.n_mat ? shape.n_mat : 1, (long long)shape.n_out, (long long)shape.n_in,
-        kn_type_info(shape.type)->name, left >> 20, total >> 20);
+        packed + rows, shape.n_mat ? shape.n_mat - shape.n_host : 1, (long long)shape.n_out,
+        (long long)shape.n_in, kn_type_info(shape.type)->name, left >> 20, total >> 20);
 }
 
 int cuda_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
@@ -165,11 +165,60 @@ int cuda_weight_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, 
     return rc;
 }
 
-/* Matrices of whole panels are one tall matrix; others are loaded one by one. */
+/* ---- experts ---- */
+
+/* Where the matrices lie that be->head wants in the host's memory, and all others; memory for the former. */
+static int take_host(struct cuda_backend *be, struct kn_weight *w, int16_t *places)
+{
+    const int32_t *const ids = be->head.hosted, n = be->head.n_hosted;
+    bool host[EXPERTS_MATRICES] = {};
+    for (int32_t i = 0; i < n; i++) {
+        if (ids[i] < 0 || ids[i] >= w->n_mat || host[ids[i]] || n >= w->n_mat)
+            return cuda_fail(
+                be, KN_EINVAL,
+                "experts_load: %d of %d experts for the host's memory, among them number %d (twice, "
+                "or none of them)",
+                n, w->n_mat, ids[i]);
+        host[ids[i]] = true;
+    }
+    for (int32_t e = 0, here = 0, there = 0; e < w->n_mat; e++)
+        places[e] = (int16_t)(host[e] ? ~there++ : here++);
+    if (!n) return 0;
+    size_t one, rows;
+    cuda_weight_bytes(w->type, w->n_in, w->n_out, 1, KN_USE_LINEAR, &one, &rows);
+    w->n_host = n;
+    w->host = cuda_alloc_host((struct kn_backend *)be, (size_t)n * one);
+    w->places = w->host ? (int16_t *)cuda_alloc((struct kn_backend *)be, 2 * (size_t)w->n_mat) : nullptr;
+    if (!w->places) return KN_EMEM;
+    return cuda_check(
+        be, "experts_load",
+        cudaMemcpyAsync(w->places, places, 2 * (size_t)w->n_mat, cudaMemcpyHostToDevice, be->stream));
+}
+
+/* Matrices of whole panels, all in one place, are one tall matrix; others are loaded one by one. */
+static int fill_experts(struct cuda_backend *be, const struct kn_weight *w, const int16_t *places,
+                        const uint8_t *data)
+{
+    const size_t file = (size_t)w->n_out * kn_row_bytes(w->type, w->n_in);
+    const bool tall = w->n_out % 16 == 0 && !w->n_host;
+    struct kn_weight part = *w;
+    size_t one, rows;
+    int rc = 0;
+    cuda_weight_bytes(w->type, w->n_in, w->n_out, 1, KN_USE_LINEAR, &one, &rows);
+    if (tall) part.n_out = w->n_out * w->n_mat;
+    for (int32_t e = 0; e < (tall ? 1 : w->n_mat) && rc == 0; e++) {
+        part.packed = places[e] < 0 ? (uint8_t *)w->host + (size_t)~places[e] * one
+                                    : (uint8_t *)w->packed + (size_t)places[e] * one;
+        rc = cuda_check(be, "experts_load", stream_rows(be, &part, data + (size_t)e * file));
+    }
+    return rc;
+}
+
 int cuda_experts_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
                       int32_t n_mat, const void *data)
 {
     struct cuda_backend *be = cuda_of(kb);
+    int16_t places[EXPERTS_MATRICES];
     int rc = describe(be, w, type, n_in, n_out, data, KN_USE_LINEAR);
     if (rc == 0 && (n_mat < 1 || n_mat > EXPERTS_MATRICES || n_out * n_mat > INT32_MAX - 16))
         rc = cuda_fail(be, n_mat < 1 ? KN_EINVAL : KN_ETYPE,
@@ -178,25 +227,19 @@ int cuda_experts_load(struct kn_backend *kb, struct kn_weight *w, uint32_t type,
     w->n_mat = n_mat;
     if (rc == 0) rc = open_stage(be);
     if (rc == 0) rc = cuda_experts_open(be);
-    if (rc == 0) rc = take_memory(be, w, KN_USE_LINEAR);
     if (rc) return rc;
-    const bool tall = n_out % 16 == 0;
-    struct kn_weight part = *w;
-    if (tall) part.n_out = n_out * n_mat;
-    for (int32_t i = 0; i < (tall ? 1 : n_mat) && rc == 0; i++) {
-        part.packed = (uint8_t *)w->packed + (size_t)i * (w->packed_bytes / (size_t)n_mat);
-        rc = cuda_check(
-            be, "experts_load",
-            stream_rows(be, &part,
-                        (const uint8_t *)data + (size_t)i * (size_t)n_out * kn_row_bytes(type, n_in)));
-    }
+    rc = take_host(be, w, places);
+    if (rc == 0) rc = take_memory(be, w, KN_USE_LINEAR);
+    if (rc == 0) rc = fill_experts(be, w, places, (const uint8_t *)data);
     if (rc) cuda_weight_free(kb, w);
     return rc;
 }
 
-void cuda_weight_free(struct kn_backend *, struct kn_weight *w)
+void cuda_weight_free(struct kn_backend *kb, struct kn_weight *w)
 {
     if (!w) return;
+    if (w->host) cuda_free_host(kb, w->host);
+    cudaFree(w->places);
     cudaFree(w->packed);
     cudaFree((void *)w->rows);
     *w = {};

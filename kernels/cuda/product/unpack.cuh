@@ -11,53 +11,13 @@
 #ifndef DFLASH_CUDA_UNPACK_CUH
 #define DFLASH_CUDA_UNPACK_CUH
 
-#include "pack.cuh"
+#include "grid_unit.cuh"
 
 #include <math.h>
-#include <string.h>
-#include <vector_types.h>
 #ifdef __CUDACC__
 #include <cuda_fp16.h>
 #endif
 
-#ifdef __CUDA_ARCH__
-#define UNPACK_UNROLL _Pragma("unroll")
-#else
-#define UNPACK_UNROLL
-#endif
-
-struct unpack_words {
-    uint32_t w[4];
-};
-/* A T, of global or shared memory. */
-template <class T> MM_HD T load_one(const uint8_t *p)
-{
-#ifdef __CUDA_ARCH__
-    return *(const T *)p;
-#else
-    T v;
-    memcpy(&v, p, sizeof v);
-    return v;
-#endif
-}
-MM_HD unpack_words load_16(const uint8_t *p)
-{
-    const uint4 x = load_one<uint4>(p);
-    return {{x.x, x.y, x.z, x.w}};
-}
-MM_HD unpack_words load_8(const uint8_t *p)
-{
-    const uint2 x = load_one<uint2>(p);
-    return {{x.x, x.y, 0, 0}};
-}
-MM_HD uint32_t load_4(const uint8_t *p)
-{
-    return load_one<uint32_t>(p);
-}
-MM_HD uint32_t load_2(const uint8_t *p)
-{
-    return load_one<unsigned short>(p);
-}
 MM_HD float unpack_f16(uint32_t h)
 {
 #ifdef __CUDA_ARCH__
@@ -223,6 +183,30 @@ MM_HD void unpack_23(const uint8_t *u, int lane, F &put, float by)
     }
 }
 
+template <uint32_t T, int FROM, int TO, class F>
+MM_HD void unpack_grid(const uint8_t *u, int lane, F &put, float by)
+{
+    grid_unit<T> unit;
+    unit.open(u, lane, grid_all());
+    const float d[2] = {by * grid_down<T>() * unpack_f16(unit.d_of(0)),
+                        by * grid_down<T>() * unpack_f16(unit.d_of(1))};
+    UNPACK_UNROLL for (int j = FROM / 4 * 4; j < TO; j++)
+    {
+        uint32_t a[4];
+        if (j < FROM && j % 4) continue;
+        unit.step(j, a);
+        if (j < FROM) continue;
+        UNPACK_UNROLL for (int s = 0; s < 2; s++) UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
+        {
+            const float scale = d[hi] * unpack_code((uint32_t)unit.scale_of(j, s, hi), 0);
+            float v[4];
+            UNPACK_UNROLL for (int e = 0; e < 4; e++) v[e] =
+                scale * unpack_byte(a[2 * s + hi] ^ 0x80808080, e, 128);
+            put(hi, 32 * j + 16 * s + 4 * (lane % 4), v);
+        }
+    }
+}
+
 template <uint32_t T, class F> MM_HD void unpack_32(const uint8_t *u, int lane, F &put, float by)
 {
     constexpr bool five = T == KN_Q5_0 || T == KN_Q5_1, minimum = T == KN_Q4_1 || T == KN_Q5_1;
@@ -230,12 +214,14 @@ template <uint32_t T, class F> MM_HD void unpack_32(const uint8_t *u, int lane, 
     constexpr int offset = T == KN_Q8_0 ? 128 : T == KN_Q4_0 ? 8 : T == KN_Q5_0 ? 16 : 0;
     const int g = lane / 4, q = lane % 4;
     const unpack_words codes = T == KN_Q8_0 ? load_16(u + 16 * lane) : load_8(u + 8 * lane),
-                       dm = minimum ? load_8(u + scales + 8 * g)
-                                    : unpack_words{{load_4(u + scales + 4 * g), 0, 0, 0}};
+                       dm = minimum         ? load_8(u + scales + 8 * g)
+                            : T == KN_MXFP4 ? unpack_words{{load_2(u + scales + 2 * g), 0, 0, 0}}
+                                            : unpack_words{{load_4(u + scales + 4 * g), 0, 0, 0}};
     const uint32_t high = five ? load_2(u + 256 + 2 * lane) : 0;
     UNPACK_UNROLL for (int s = 0; s < 2; s++) UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
     {
-        const float d = by * unpack_f16(dm.w[0] >> 16 * hi),
+        const float d = by * (T == KN_MXFP4 ? unpack_bits(mxfp4_scale(dm.w[0] >> 8 * hi & 255))
+                                            : unpack_f16(dm.w[0] >> 16 * hi)),
                     m = minimum ? by * unpack_f16(dm.w[1] >> 16 * hi) : 0.0f;
         float v[4];
         UNPACK_UNROLL for (int e = 0; e < 4; e++)
@@ -244,10 +230,12 @@ template <uint32_t T, class F> MM_HD void unpack_32(const uint8_t *u, int lane, 
             if (T == KN_Q8_0)
                 c = (codes.w[2 * s + hi] >> 8 * (2 * (e % 2) + e / 2) & 255u) ^ 128u;
             else
-                c = T == KN_IQ4_NL ? quad_table(codes.w[s], hi, e) : quad_nibble(codes.w[s], hi, e);
+                c = T == KN_IQ4_NL || T == KN_MXFP4 ? quad_table(codes.w[s], hi, e)
+                                                    : quad_nibble(codes.w[s], hi, e);
             if (five) c |= (high >> (2 * s + e / 2 + 4 * hi + 8 * (e % 2)) & 1u) << 4;
             v[e] = minimum          ? fmaf(d, unpack_code(c, 0), m)
                    : T == KN_IQ4_NL ? d * (float)mm_iq4(c)
+                   : T == KN_MXFP4  ? d * (float)mm_mxfp4(c)
                                     : d * unpack_code(c, offset);
         }
         put(hi, 16 * s + 4 * q, v);
@@ -287,6 +275,8 @@ MM_HD void unpack_unit(const uint8_t *u, int lane, F &&put, float by = 1.0f, uin
         unpack_iq4_xs<FROM, TO>(u, lane, put, by);
     else if constexpr (T == KN_Q2_K || T == KN_Q3_K)
         unpack_23<T, FROM, TO>(u, lane, put, by);
+    else if constexpr (grid_has(T))
+        unpack_grid<T, FROM, TO>(u, lane, put, by);
     else if constexpr (T == KN_F32 || T == KN_F16 || T == KN_BF16)
         unpack_float<T>(u, lane, put, by);
     else

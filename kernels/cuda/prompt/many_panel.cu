@@ -25,8 +25,8 @@ struct store_half {
 /* A warp a run of columns: one unit of 256 or eight of 32. */
 template <uint32_t T> __global__ void __launch_bounds__(256) unpack_panels(const panel_args a)
 {
-    constexpr bool k =
-        T == KN_Q2_K || T == KN_Q3_K || T == KN_Q4_K || T == KN_Q5_K || T == KN_Q6_K || T == KN_IQ4_XS;
+    constexpr bool k = T == KN_Q2_K || T == KN_Q3_K || T == KN_Q4_K || T == KN_Q5_K || T == KN_Q6_K ||
+                       T == KN_IQ4_XS || grid_has(T);
     constexpr int run = k ? 1 : 8, unit_k = k ? 256 : 32;
     const int lane = threadIdx.x % 32, runs = (a.units + run - 1) / run;
     const int64_t unit_bytes = a.panel_bytes / a.units, all = (int64_t)runs * a.panels;
@@ -78,9 +78,11 @@ struct panel_kernels {
         t, unpack_panels<t>, largest_kernel<t>                                                               \
     }
 static const struct panel_kernels panel_kernels[] = {
-    KERNELS(KN_F32),  KERNELS(KN_F16),    KERNELS(KN_BF16),   KERNELS(KN_Q8_0), KERNELS(KN_Q4_0),
-    KERNELS(KN_Q5_0), KERNELS(KN_Q4_1),   KERNELS(KN_Q5_1),   KERNELS(KN_Q4_K), KERNELS(KN_Q5_K),
-    KERNELS(KN_Q6_K), KERNELS(KN_IQ4_NL), KERNELS(KN_IQ4_XS), KERNELS(KN_Q3_K), KERNELS(KN_Q2_K)};
+    KERNELS(KN_F32),   KERNELS(KN_F16),     KERNELS(KN_BF16),   KERNELS(KN_Q8_0),  KERNELS(KN_Q4_0),
+    KERNELS(KN_Q5_0),  KERNELS(KN_Q4_1),    KERNELS(KN_Q5_1),   KERNELS(KN_Q4_K),  KERNELS(KN_Q5_K),
+    KERNELS(KN_Q6_K),  KERNELS(KN_IQ4_NL),  KERNELS(KN_IQ4_XS), KERNELS(KN_Q3_K),  KERNELS(KN_Q2_K),
+    KERNELS(KN_MXFP4), KERNELS(KN_IQ2_XXS), KERNELS(KN_IQ2_XS), KERNELS(KN_IQ2_S), KERNELS(KN_IQ3_XXS),
+    KERNELS(KN_IQ3_S), KERNELS(KN_IQ1_S),   KERNELS(KN_IQ1_M)};
 
 static const struct panel_kernels *kernels_of(uint32_t type)
 {

@@ -48,6 +48,8 @@ static enum tile_kind choose(const struct cuda_backend *be, const struct tile_ar
 bool many_tiles(const struct cuda_backend *be, const struct mm_product *p)
 {
     if (be->cc < 90 || p->n > many_tuning.tile_rows) return false;
+    for (int j = 0; j < p->n_w; j++) /* of these, panels alone */
+        if (grid_has(p->w[j]->type) || p->w[j]->type == KN_MXFP4) return false;
     for (int j = 0; j < p->n_w && p->n > many_tuning.tile_rows_32; j++)
         if (family_of(p->w[j]->type) == FAMILY_32) return false;
     return !p->gated || family_of(p->w[0]->type) == family_of(p->w[1]->type);

@@ -3,7 +3,7 @@
 #ifndef DFLASH_CUDA_SAMPLE_DECODE_CUH
 #define DFLASH_CUDA_SAMPLE_DECODE_CUH
 
-#include "../product/pack.cuh"
+#include "../product/grid_unit.cuh"
 
 #include <cuda_fp16.h>
 
@@ -19,9 +19,37 @@ DEV float times(float d, int code)
     return __fmul_rn(d, (float)code);
 }
 
+/* Value k of a block of a type with a grid: exact. */
+template <uint32_t TYPE> DEV float decode_grid_value(const uint8_t *b, int k)
+{
+    constexpr bool four = TYPE == KN_IQ3_XXS || TYPE == KN_IQ3_S;
+    const uint32_t i = grid_index(TYPE, b, k / (four ? 4 : 8)),
+                   level = grid_all()[grid_first(TYPE) + (four ? i : 2 * i + (uint32_t)(k / 4 % 2))] >>
+                               4 * (k % 4) &
+                           15;
+    const bool minus = grid_signs(TYPE, b, k / 8) >> k % 8 & 1;
+    const float ds =
+        times(__fmul_rn(__half2float(__ushort_as_half((unsigned short)grid_d(TYPE, b))), grid_down<TYPE>()),
+              (int)(2 * grid_scale(TYPE, b, k / 16) + 1));
+    return times(ds, grid_code<TYPE>(level, minus));
+}
+DEV float decode_grid(uint32_t type, const uint8_t *b, int k)
+{
+    switch (type) {
+    case KN_IQ2_XXS: return decode_grid_value<KN_IQ2_XXS>(b, k);
+    case KN_IQ2_XS: return decode_grid_value<KN_IQ2_XS>(b, k);
+    case KN_IQ2_S: return decode_grid_value<KN_IQ2_S>(b, k);
+    case KN_IQ3_XXS: return decode_grid_value<KN_IQ3_XXS>(b, k);
+    case KN_IQ3_S: return decode_grid_value<KN_IQ3_S>(b, k);
+    case KN_IQ1_S: return decode_grid_value<KN_IQ1_S>(b, k);
+    default: return decode_grid_value<KN_IQ1_M>(b, k);
+    }
+}
+
 /* Value k of the block at b. */
 DEV float decode_block(uint32_t type, const uint8_t *b, int k)
 {
+    if (grid_has(type)) return decode_grid(type, b, k);
     const auto f16 = [&](int at) { return __half2float(__ushort_as_half((unsigned short)mm_u16(b + at))); };
     if (type == KN_Q8_0) return times(f16(0), (int8_t)b[2 + k]);
     const int code = code_of(type, b, k), i = k / 16, j = k / 32;
@@ -29,6 +57,7 @@ DEV float decode_block(uint32_t type, const uint8_t *b, int k)
     case KN_Q4_0: return times(f16(0), code - 8);
     case KN_Q5_0: return times(f16(0), code - 16);
     case KN_IQ4_NL: return times(f16(0), mm_iq4((uint32_t)code));
+    case KN_MXFP4: return times(__uint_as_float(mxfp4_scale(b[0])), mm_mxfp4((uint32_t)code));
     case KN_Q4_1:
     case KN_Q5_1: return __fadd_rn(times(f16(0), code), f16(2));
     case KN_IQ4_XS: {

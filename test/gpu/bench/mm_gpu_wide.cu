@@ -70,7 +70,9 @@ static void wide_compare(enum wide_what what, const kn_weight *const w[3], int n
 
 void check_wide(bool quick)
 {
-    static const uint32_t types[] = {KN_Q4_K, KN_Q6_K, KN_Q5_K, KN_IQ4_XS, KN_Q3_K, KN_Q2_K};
+    static const uint32_t types[] = {KN_Q4_K,  KN_Q6_K,    KN_Q5_K,   KN_IQ4_XS, KN_Q3_K,
+                                     KN_Q2_K,  KN_IQ2_XXS, KN_IQ2_XS, KN_IQ2_S,  KN_IQ3_XXS,
+                                     KN_IQ3_S, KN_IQ1_S,   KN_IQ1_M};
     static const int rows[] = {64, 17, 24, 25, 32, 33, 48, 49, 65, 80, 81, 96, 97, 128};
     static const struct {
         int groups, share;

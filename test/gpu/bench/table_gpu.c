@@ -123,7 +123,7 @@ static bool cycles(struct model *t, struct model *d, int32_t context, int32_t wi
     if (session_new(&s, t, d, &o, &e)) return failure("session", &e);
     s->n_past = context;
     if (session_cycles_begin(s, token, &greedy, &e)) goto out;
-    const struct plan plan = {.draft = d, .rows = d ? width : 1};
+    const struct plan plan = {.draft = d != NULL, .rows = d ? width : 1};
     int32_t running = 0;
     bool open = false;
     double at = seconds_now();

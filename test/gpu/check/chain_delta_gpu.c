@@ -57,6 +57,8 @@ static const struct shape shapes[] = {
      true, NULL, 0, 0, 0, 0},
     {"768 512, 3 of 6, kinds, attention of 12 over 2", 768, 512, 3, 6, 5, K6, Q8, KN_F32, K5, Q8, KN_F16,
      true, false, "DDADA", 12, 2, 256, KN_BF16},
+    {"768 1280, 3 of 6, gates Q5_1, Q3_K and Q2_K", 768, 1280, 3, 6, 3, KN_Q3_K, KN_Q2_K, KN_Q5_1, KN_Q3_K,
+     KN_Q3_K, KN_Q2_K, true, false, NULL, 0, 0, 0, 0},
     {"Qwen3.5-27B, gates Q8_0", 5120, 17408, 16, 48, 6, K5, K4, Q8, K4, K4, K6, false, true, NULL, 0, 0, 0,
      0},
     {"Qwen3.5-27B, gates F16", 5120, 17408, 16, 48, 6, K5, K4, KN_F16, K4, K4, K6, false, true, NULL, 0, 0, 0,
@@ -116,6 +118,10 @@ static struct kn_weight weight(uint32_t type, int64_t n_in, int64_t n_out)
             memcpy(b, type == KN_F32 ? (const void *)&v : (const void *)&h, t->bytes);
         } else if (type == KN_Q8_0) {
             set_half(b, 0.0005f * u);
+        } else if (type == KN_Q2_K) {
+            set_half(b + 80, 0.0003f * u), set_half(b + 82, 0.002f * u);
+        } else if (type == KN_Q3_K) {
+            set_half(b + 108, 0.0002f * u);
         } else if (type == KN_IQ4_XS) {
             set_half(b, 0.00007f * u);
         } else if (type == KN_Q6_K)
@@ -428,6 +434,7 @@ static int kinds_of(const uint32_t *types, int n)
                        : types[i] == KN_F16  ? 2
                        : types[i] == KN_BF16 ? 3
                        : types[i] == Q8      ? 4
+                       : types[i] == KN_Q5_1 ? 5
                                              : 0);
     return __builtin_popcount(seen);
 }
@@ -583,9 +590,10 @@ static void bench(const struct shape *s)
 
 static void check_forms(void)
 {
-    static const enum cuda_form forms[] = {CUDA_CHAIN_NETS, CUDA_CHAIN_NETS_SHARED, CUDA_CHAIN_NETS_ITEMS};
+    static const enum cuda_form forms[] = {CUDA_CHAIN_NETS, CUDA_CHAIN_NETS_SHARED, CUDA_CHAIN_NETS_ITEMS,
+                                           CUDA_CHAIN_NETS_LOW};
     char text[400];
-    const bool ok = forms_are(gpu, CUDA_CHAIN_NETS, CUDA_CHAIN_NETS_ITEMS, forms, 3, text, sizeof text);
+    const bool ok = forms_are(gpu, CUDA_CHAIN_NETS, CUDA_CHAIN_NETS_LOW, forms, 4, text, sizeof text);
     verdict(ok, "forms: %s", text);
 }
 

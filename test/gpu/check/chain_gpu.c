@@ -3,6 +3,7 @@
  *
  * usage: chain_gpu [--small]     check; --small: little shapes, for compute-sanitizer
  *        chain_gpu --far         check long contexts alone
+ *        chain_gpu --codes       check quantised caches alone
  *        chain_gpu --stress [NAME [N]]   recordings made in many ways, N a shape (30), replayed often
  *        chain_gpu --bench       microseconds a layer, both ways, out of memory
  *        chain_gpu --WHAT NAME   the same of shapes with NAME in their names; =NAME: of that one
@@ -17,6 +18,7 @@
 
 #include "../../../kernels/cuda/chain/chain_plan.h"
 #include "../../../kernels/cuda/core/cuda.h"
+#include "../../../kernels/kv_rows.h"
 #include "../forms.h"
 
 extern long chain_launched, chain_heads;
@@ -94,9 +96,15 @@ static struct kn_weight weight(uint32_t type, int64_t n_in, int64_t n_out)
                                                           : (rnd() & 0x83ff) | (0x2000 + (rnd() % 3 << 10)));
             memcpy(b, &h, 2);
             if (rnd() % 64 == 0) memset(b, 0, 2);
+        } else if (type == KN_MXFP4) {
+            b[0] = (uint8_t)(112 + rnd() % 6); /* 2^-15 and more */
         } else if (t->block == 32) {
             set_half(b, (type == KN_Q8_0 ? 0.0005f : type == KN_IQ4_NL ? 0.0003f : 0.004f) * u);
-            if (type == KN_Q4_1) set_half(b + 2, 0.004f * u);
+            if (type == KN_Q4_1 || type == KN_Q5_1) set_half(b + 2, 0.004f * u);
+        } else if (type == KN_Q2_K) {
+            set_half(b + 80, 0.0003f * u), set_half(b + 82, 0.002f * u);
+        } else if (type == KN_Q3_K) {
+            set_half(b + 108, 0.0002f * u);
         } else if (type == KN_IQ4_XS) {
             set_half(b, 0.00007f * u);
         } else if (type == KN_Q6_K) {
@@ -127,6 +135,10 @@ struct shape {
 #define Q8 KN_Q8_0
 #define BF KN_BF16
 #define X4 KN_IQ4_XS
+#define K2 KN_Q2_K
+#define K3 KN_Q3_K
+#define M4 KN_Q4_1
+#define M5 KN_Q5_1
 static const struct shape shapes[] = {
     {"256 512", 256, 512, 2, 1, 3, 256, K4, K4, K4, K4, K4, KN_F16, true, true, true, false},
     {"512 1280, Q5_K Q6_K", 512, 1280, 6, 2, 3, 256, K5, K6, K5, K6, K5, KN_BF16, false, true, true, false},
@@ -159,7 +171,18 @@ static const struct shape shapes[] = {
      true, false},
     {"512 1024, Q8_0 beside Q6_K", 512, 1024, 4, 2, 3, 256, K4, K4, K4, Q8, K6, KN_F16, true, true, true,
      false},
-    {"512 1024, Q4_1", 512, 1024, 4, 2, 3, 256, KN_Q4_1, K4, K4, K4, K6, KN_F16, true, true, true, true},
+    {"512 1024, Q4_1", 512, 1024, 4, 2, 3, 256, M4, K4, K4, K4, K6, KN_F16, true, true, true, false},
+    {"512 1280, Q3_K Q2_K", 512, 1280, 6, 2, 3, 256, K3, K2, K3, K2, K3, KN_F16, true, true, true, false},
+    {"768 2304, Q3_K beside Q4_K to Q6_K", 768, 2304, 16, 1, 4, 1024, K4, K3, K6, K3, K5, KN_F16, true, false,
+     true, false},
+    {"1280 768, Q5_1 Q4_1", 1280, 768, 6, 6, 3, 768, M5, M4, M5, M4, M5, KN_BF16, true, true, true, false},
+    {"1280 2304, low types beside others", 1280, 2304, 6, 2, 4, 768, K2, Q8, M5, K3, KN_F16, KN_F16, true,
+     true, true, false},
+    {"512 1024, MXFP4", 512, 1024, 4, 2, 3, 256, KN_MXFP4, KN_MXFP4, KN_MXFP4, KN_MXFP4, KN_MXFP4, KN_F16,
+     true, true, true, false},
+    {"256 512, 20 heads over 1", 256, 512, 20, 1, 3, 256, K4, K4, K4, K4, K4, KN_F16, true, true, true, true},
+    {"Qwen3-8B, Q3_K_M", 4096, 12288, 32, 8, 12, 4096, K4, K3, K4, K3, K5, KN_F16, true, true, false, false},
+    {"Qwen3-8B, Q2_K", 4096, 12288, 32, 8, 12, 4096, K3, K2, K3, K2, K3, KN_F16, true, true, false, false},
     {"768 1280, IQ4_XS", 768, 1280, 6, 2, 3, 768, X4, X4, K6, X4, K5, KN_F16, true, true, true, false},
     {"2304 768, IQ4_XS, Q6_K, F16", 2304, 768, 4, 2, 3, 768, X4, K6, X4, KN_F16, X4, KN_BF16, true, true,
      true, false},
@@ -198,10 +221,51 @@ static const struct shape far_shapes[] = {
      false},
     {"1280 2304, 32-blocks, far", 1280, 2304, 12, 4, 2, 5120, KN_IQ4_NL, Q8, KN_Q5_0, KN_Q4_0, Q8, KN_F16,
      true, true, true, false},
+    {"1280 2304, low types, far", 1280, 2304, 12, 4, 2, 5120, M4, K3, K6, K2, M5, KN_F16, true, true, true,
+     false},
     {"1280 768, mixed, far", 1280, 768, 6, 2, 3, 4864, X4, K4, Q8, K5, KN_F16, KN_F16, true, true, true,
      false},
     {"5376 1280, wide norms, far", 5376, 1280, 16, 2, 2, 5120, K4, K5, K6, K4, K6, KN_BF16, true, true, true,
      false},
+};
+/* Quantised caches. */
+#define Q4V KN_Q4_0
+#define Q5V KN_Q5_0
+#define T3V KN_TQ3_0
+static const struct code_shape {
+    struct shape s;
+    uint32_t values; /* type of values; 0: that of keys */
+} code_shapes[] = {
+    {{"256 512, 8 heads over 1, q8_0", 256, 512, 8, 1, 3, 8448, K4, K4, K4, K4, K4, Q8, true, true, true,
+      false},
+     0},
+    {{"512 1280, 6 heads over 6, q4_0 and tq3_0", 512, 1280, 6, 6, 3, 5376, K5, K6, K5, K6, K5, Q4V, false,
+      true, true, false},
+     T3V},
+    {{"1280 768, all kinds, tq3_0 and q5_0", 1280, 768, 6, 2, 3, 4864, BF, Q8, K6, KN_F16, KN_F16, T3V, true,
+      true, true, false},
+     Q5V},
+    {{"1280 768, low types, q8_0", 1280, 768, 6, 2, 3, 4864, M5, K3, K2, K3, M4, Q8, true, true, true, false},
+     0},
+    {{"768 1280, 3 heads over 1, q5_0", 768, 1280, 3, 1, 3, 4608, K4, K4, K6, K4, K6, Q5V, true, false, true,
+      false},
+     0},
+    {{"Qwen3-0.6B, tq3_0", 1024, 3072, 16, 8, 3, 20224, K4, K4, K6, K4, K6, T3V, true, true, false, false},
+     0},
+    {{"Qwen3-8B, q8_0", 4096, 12288, 32, 8, 3, 65536, K4, K4, K6, K4, K6, Q8, true, true, false, false}, 0},
+    {{"Qwen3-8B, q4_0", 4096, 12288, 32, 8, 2, 163840, K4, K4, K6, K4, K6, Q4V, true, true, false, false}, 0},
+    {{"Qwen3-8B, q8_0 and q4_0", 4096, 12288, 32, 8, 2, 20480, K4, K4, K6, K4, K6, Q8, true, true, false,
+      false},
+     Q4V},
+    {{"Qwen3-8B, tq3_0", 4096, 12288, 32, 8, 2, 36864, K4, K4, K6, K4, K6, T3V, true, true, false, false}, 0},
+    {{"4096 12288, 64 heads over 8, q5_0", 4096, 12288, 64, 8, 2, 20480, K4, K4, K6, K4, K6, Q5V, true, true,
+      false, false},
+     0},
+    {{"5120 25600, 64 heads over 8, q8_0", 5120, 25600, 64, 8, 2, 8192, K4, K4, K6, K4, K6, Q8, true, true,
+      false, false},
+     0},
+    {{"Qwen3-8B, Q8_0, q8_0", 4096, 12288, 32, 8, 2, 17152, Q8, Q8, Q8, Q8, Q8, Q8, true, true, false, false},
+     0},
 };
 enum {
     LAYERS = 28,
@@ -241,6 +305,29 @@ static void *halves(const struct shape *s)
     free(h);
     return p;
 }
+static size_t row_bytes(const struct kn_kv *kv, bool value)
+{
+    return kn_kv_row_bytes(kv, value ? kv->type.v : kv->type.k);
+}
+/* The same of a quantised type: 509 rows over and over. */
+static void *codes(const struct kn_kv *kv, bool value)
+{
+    const int32_t heads = kv->n_head_kv, own = kv->cap < 509 ? kv->cap : 509;
+    const size_t row = row_bytes(kv, value), bytes = row * (size_t)kv->cap, some = row * (size_t)own;
+    uint8_t *h = take(bytes);
+    memset(h, 0, some);
+    for (int32_t i = 0; i < own * heads; i++) {
+        float *x = values(128, 1.0f);
+        kv_encode(value ? kv->type.v : kv->type.k, x, h + (size_t)(i / heads) * row, heads, 128, i % heads);
+        free(x);
+    }
+    for (size_t i = some; i < bytes; i += some) memcpy(h + i, h, bytes - i < some ? bytes - i : some);
+    void *p = kn_op(gpu)->alloc(gpu, bytes);
+    if (!p) must("alloc", KN_EMEM);
+    must("upload", kn_op(gpu)->upload(gpu, p, h, bytes));
+    free(h);
+    return p;
+}
 static float *random_row(int64_t n, float size)
 {
     float *v = values((size_t)n, size), *p = put(v, (size_t)n);
@@ -248,6 +335,7 @@ static float *random_row(int64_t n, float size)
     return p;
 }
 
+static uint32_t value_type; /* of values; 0: the cache's */
 static void make(struct model *m, const struct shape *s)
 {
     const int64_t q = 128 * s->n_head, kv = 128 * s->n_kv;
@@ -258,7 +346,10 @@ static void make(struct model *m, const struct shape *s)
         l->gate = weight(s->gate, s->hidden, s->ff), l->up = weight(s->gate, s->hidden, s->ff);
         l->q = weight(s->qk, s->hidden, q), l->k = weight(s->qk, s->hidden, kv),
         l->v = weight(s->v, s->hidden, kv);
-        l->kv = (struct kn_kv){halves(s), halves(s), {s->cache, s->cache}, s->cap, s->n_kv, 128};
+        l->kv =
+            (struct kn_kv){NULL, NULL, {s->cache, value_type ? value_type : s->cache}, s->cap, s->n_kv, 128};
+        l->kv.k = kn_kv_coded(l->kv.type.k) ? codes(&l->kv, false) : halves(s);
+        l->kv.v = kn_kv_coded(l->kv.type.v) ? codes(&l->kv, true) : halves(s);
         l->attn_norm = random_row(s->hidden, 1.0f), l->ffn_norm = random_row(s->hidden, 1.0f);
         l->q_norm = random_row(128, 1.0f), l->k_norm = random_row(128, 1.0f);
     }
@@ -353,7 +444,7 @@ static bool whole; /* nothing is promised of positions */
 static uint8_t *results(struct model *m, const float *x, int32_t pos, int times, bool recorded, size_t *n)
 {
     const struct shape *s = m->s;
-    const size_t row = (size_t)s->n_kv * 256,
+    const size_t row[2] = {row_bytes(&m->l[0].kv, false), row_bytes(&m->l[0].kv, true)},
                  sizes[] = {4 * (size_t)s->hidden, 512 * (size_t)s->n_head, 4 * (size_t)s->ff,
                             m->head.packed ? 4 * HEAD : 0, 4 * (size_t)(s->layers * s->hidden)};
     const void *from[] = {m->x, m->attn, m->h, m->logits, m->taps};
@@ -374,13 +465,13 @@ static uint8_t *results(struct model *m, const float *x, int32_t pos, int times,
     } else {
         for (int i = 0; i < times; i++) run(m, s->layers);
     }
-    *n = sizes[0] + sizes[1] + sizes[2] + sizes[3] + sizes[4] + 2 * row * (size_t)s->layers;
+    *n = sizes[0] + sizes[1] + sizes[2] + sizes[3] + sizes[4] + (row[0] + row[1]) * (size_t)s->layers;
     uint8_t *all = take(*n), *to = all;
     for (int i = 0; i < 5; to += sizes[i++])
         must("download", kn_op(gpu)->download(gpu, to, from[i], sizes[i]));
-    for (int i = 0; i < 2 * s->layers; i++, to += row) {
+    for (int i = 0; i < 2 * s->layers; to += row[i++ % 2]) {
         const uint8_t *p = i % 2 ? m->l[i / 2].kv.v : m->l[i / 2].kv.k;
-        must("download", kn_op(gpu)->download(gpu, to, p + (size_t)pos * row, row));
+        must("download", kn_op(gpu)->download(gpu, to, p + (size_t)pos * row[i % 2], row[i % 2]));
     }
     kn_bound(gpu, 0);
     return all;
@@ -473,6 +564,37 @@ static void check_far(const struct shape *s, bool quick)
     chain_tuning.far_ahead = far_ahead;
     x[3] = (float)(0.0 * HUGE_VAL);
     compare(&m, x, s->cap - 2, 1, false, "a NaN,");
+    free(x);
+    unmake(&m);
+}
+
+/* Codes, about the ends of leaves of 32, of nodes of 256 and of 1,024. */
+static void check_codes(const struct code_shape *c, bool quick)
+{
+    const struct shape *s = &c->s;
+    static const int32_t positions[] = {0,    31,    32,    62,    127,   255,   256,   511,    1000,  2047,
+                                        3333, 4094,  4095,  4096,  4127,  4128,  5119,  5120,   5121,  8191,
+                                        8192, 16383, 16384, 20000, 36863, 65535, 99999, 131071, 163839};
+    static struct model m;
+    value_type = c->values;
+    make(&m, s);
+    value_type = 0;
+    float *x = values((size_t)s->hidden, 1.0f);
+    for (size_t i = 0; i < sizeof positions / sizeof *positions; i++) {
+        const int32_t pos = positions[i];
+        if (pos >= s->cap || (quick && i % 3)) continue;
+        compare(&m, x, pos, 1, false, "codes,");
+        if (i % 5) continue;
+        whole = true;
+        compare(&m, x, pos, 2, true, "codes, of the whole,");
+        whole = false;
+    }
+    compare(&m, x, s->cap - 1, 3, true, "codes,");
+    if (!quick) compare(&m, x, 4100, 200, true, "codes,");
+    compare(&m, x, s->cap - 64, quick ? 2 : 30, true, "codes,");
+    x[3] = (float)(0.0 * HUGE_VAL);
+    compare(&m, x, s->cap - 2, 1, false, "a NaN,");
+    compare(&m, x, 70, 1, false, "a NaN,");
     free(x);
     unmake(&m);
 }
@@ -591,11 +713,12 @@ static bool called(const char *name, const char *what)
 /* Every kind of chain but delta nets (chain_delta_gpu) has run by now. */
 static void check_forms(void)
 {
-    static const enum cuda_form forms[] = {CUDA_CHAIN_FEW,      CUDA_CHAIN_PAIRS, CUDA_CHAIN_SHARED,
-                                           CUDA_CHAIN_FAR,      CUDA_CHAIN_GEMMA, CUDA_CHAIN_ITEMS,
-                                           CUDA_CHAIN_ITEMS_FAR};
+    static const enum cuda_form forms[] = {CUDA_CHAIN_FEW,       CUDA_CHAIN_PAIRS,   CUDA_CHAIN_SHARED,
+                                           CUDA_CHAIN_FAR,       CUDA_CHAIN_GEMMA,   CUDA_CHAIN_ITEMS,
+                                           CUDA_CHAIN_ITEMS_FAR, CUDA_CHAIN_CODES,   CUDA_CHAIN_ITEMS_CODES,
+                                           CUDA_CHAIN_LOW,       CUDA_CHAIN_LOW_FAR, CUDA_CHAIN_LOW_CODES};
     char text[400], line[420];
-    const bool ok = forms_are(gpu, CUDA_CHAIN_FEW, CUDA_CHAIN_ITEMS_FAR, forms,
+    const bool ok = forms_are(gpu, CUDA_CHAIN_FEW, CUDA_CHAIN_LOW_CODES, forms,
                               (int)(sizeof forms / sizeof *forms), text, sizeof text);
     snprintf(line, sizeof line, "forms: %s", text);
     verdict(ok, line);
@@ -607,7 +730,8 @@ int main(int argc, char **argv)
     const struct kn_open open = {.device = "cuda"};
     const bool small = argc > 1 && !strcmp(argv[1], "--small"),
                timing = argc > 1 && !strcmp(argv[1], "--bench"),
-               often = argc > 1 && !strcmp(argv[1], "--stress"), far = argc > 1 && !strcmp(argv[1], "--far");
+               often = argc > 1 && !strcmp(argv[1], "--stress"), far = argc > 1 && !strcmp(argv[1], "--far"),
+               coded = argc > 1 && !strcmp(argv[1], "--codes");
     chain_tuning.head_columns = 1 << 20;
     if (small) chain_tuning.split = chain_tuning.split_normed = 1;
     heads = !timing;                         /* what is timed is layers */
@@ -617,8 +741,15 @@ int main(int argc, char **argv)
         return 5;
     }
     must("reserve", kn_op(gpu)->reserve(gpu, 1, 32768, 0, 0, 0));
+    for (size_t i = 0; i < sizeof code_shapes / sizeof *code_shapes; i++)
+        if (argc > 2 && !called(code_shapes[i].s.name, argv[2]))
+            continue;
+        else if (timing && !code_shapes[i].s.small)
+            bench(&code_shapes[i].s, argc > 3 ? atoi(argv[3]) : 0);
+        else if (!timing && !often && !far && (!small || code_shapes[i].s.small))
+            check_codes(&code_shapes[i], small);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        if (argc > 2 && !called(shapes[i].name, argv[2]))
+        if (coded || (argc > 2 && !called(shapes[i].name, argv[2])))
             continue;
         else if (timing && !shapes[i].small)
             bench(&shapes[i], argc > 3 ? atoi(argv[3]) : 0);
@@ -627,11 +758,11 @@ int main(int argc, char **argv)
         else if (!often && !timing && !far && (!small || shapes[i].small))
             check(&shapes[i], small);
     for (size_t i = 0; i < sizeof far_shapes / sizeof *far_shapes; i++)
-        if (!often && !timing && (!small || far_shapes[i].small) &&
+        if (!coded && !often && !timing && (!small || far_shapes[i].small) &&
             (argc < 3 || called(far_shapes[i].name, argv[2])))
             check_far(&far_shapes[i], small);
     for (size_t i = 0; i < sizeof wide_shapes / sizeof *wide_shapes; i++)
-        if ((argc > 2 && !called(wide_shapes[i].name, argv[2])) || far)
+        if ((argc > 2 && !called(wide_shapes[i].name, argv[2])) || far || coded)
             continue;
         else if (often && !wide_shapes[i].small)
             stress_wide(&wide_shapes[i], argc > 3 ? atoi(argv[3]) : 30);

@@ -528,6 +528,7 @@ static void check_other_types(void)
 }
 
 #include "experts_around.h"
+#include "experts_host.h"
 
 /* ---- all of a shape ---- */
 
@@ -548,6 +549,7 @@ static void check_shape(const struct shape *s, const int *counts, bool rest)
         check_replay(&d);
         static const int mixed_counts[] = {1, 3, 9, 16, 17, 64, 70, 0};
         check_mixture(&d, mixed_counts);
+        check_host(&d);
     }
     matrices_free(&d.gate), matrices_free(&d.up), matrices_free(&d.down);
 }
@@ -564,9 +566,10 @@ static void check_shapes(bool small)
         {"32 of [704, 2816] Q4_K, down Q8_0", 32, 8, 2816, 704, KN_Q4_K, KN_Q8_0, KN_ACT_GELU_TANH},
         {"8 of [704, 2816] Q6_K, down Q8_0", 8, 8, 2816, 704, KN_Q6_K, KN_Q8_0, KN_ACT_GELU_TANH},
         {"4 of [1408, 5120] Q5_K, down Q5_1", 4, 4, 5120, 1408, KN_Q5_K, KN_Q5_1, KN_ACT_SILU}};
-    static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0,   KN_Q4_0,
-                                     KN_Q4_1, KN_Q5_0, KN_Q5_1, KN_Q4_K,   KN_Q5_K,
-                                     KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
+    static const uint32_t types[] = {KN_F32,   KN_F16,     KN_BF16,   KN_Q8_0,  KN_Q4_0,    KN_Q4_1,
+                                     KN_Q5_0,  KN_Q5_1,    KN_Q4_K,   KN_Q5_K,  KN_Q6_K,    KN_Q2_K,
+                                     KN_Q3_K,  KN_IQ4_NL,  KN_IQ4_XS, KN_MXFP4, KN_IQ2_XXS, KN_IQ2_XS,
+                                     KN_IQ2_S, KN_IQ3_XXS, KN_IQ3_S,  KN_IQ1_S, KN_IQ1_M};
     if (small) {
         for (int i = 0; i < 2; i++) check_shape(small_shapes + i, few_counts, i == 0);
         return;
@@ -656,6 +659,7 @@ int main(int argc, char **argv)
     if (!around) check_other_types();
     check_all_around(around ? around : "", small);
     if (!around) check_refusals();
+    if (!around) check_host_refusals();
     if (!around && !small && !strcmp(kn_op(gpu)->name, "cuda")) check_forms();
     printf("experts_gpu: %ld passed, %ld failed%s\n", passed, failed, g.generic ? " (generic kernels)" : "");
     kn_backend_close(gpu);

@@ -74,7 +74,10 @@ static int measure(const char *target, const char *drafter, struct taken *r, str
     struct model *t = NULL, *d = NULL;
     struct session *s = NULL;
     int rc = -1;
-    if (memory_plan_open(&p, gpu, target, drafter, &over, e)) return -1;
+    if (memory_plan_open(
+            &p, gpu,
+            &(struct memory_plan_of){.target = target, .drafter = drafter, .drafter_override = &over}, e))
+        return -1;
     const size_t before = free_still();
     if (memory_plan_session(p, &o, false, &r->plan, e) || memory_plan_check(p, &o, false, &r->plan, e) ||
         model_load(&t, target, gpu, NULL, NULL, NULL, e) ||
@@ -139,7 +142,9 @@ static void run_out_planned(const char *target)
     struct memory_plan b;
     struct err e = {0};
     int ctx = 0;
-    if (memory_plan_open(&p, gpu, target, NULL, &over, &e) || memory_plan_session(p, &o, false, &b, &e)) {
+    if (memory_plan_open(&p, gpu, &(struct memory_plan_of){.target = target, .drafter_override = &over},
+                         &e) ||
+        memory_plan_session(p, &o, false, &b, &e)) {
         verdict(false, "memory: %s", e.msg);
     } else {
         memory_plan_check(p, &o, false, &b, &e);

@@ -25,6 +25,7 @@
  * the same run
  *
  * Exit: 0 all passed, 1 a check failed, 5 the device. */
+#include "../../block_scales.h"
 #include "../../../kernels/cuda/chain/chain.cuh"
 #include "../mm_gpu.cuh"
 #include "../forms.h"
@@ -110,6 +111,14 @@ static void random_block(uint32_t type, uint8_t *b)
     case KN_Q2_K: half(80, 0.003f * uniform()), half(82, 0.003f * uniform()); break;
     case KN_IQ4_NL: half(0, 0.0005f * uniform()); break;
     case KN_IQ4_XS: half(0, 0.00002f * uniform()); break;
+    case KN_IQ2_XXS:
+    case KN_IQ2_XS:
+    case KN_IQ2_S: block_set_scales(type, b, 0.002f * uniform(), 0); break;
+    case KN_IQ3_XXS:
+    case KN_IQ3_S: block_set_scales(type, b, 0.0008f * uniform(), 0); break;
+    case KN_IQ1_S:
+    case KN_IQ1_M:
+    case KN_MXFP4: block_set_scales(type, b, 0.02f * uniform(), 0); break;
     default: abort();
     }
 }
@@ -222,6 +231,8 @@ int main(int argc, char **argv)
                 check_plans(KN_Q4_0, 2064, 4096);
             check_plans(KN_Q5_0, 2064, 5376), check_plans(KN_Q4_1, 2064, 2080),
                 check_plans(KN_IQ4_NL, 2064, 12288);
+            check_plans(KN_IQ3_S, 2064, 5376), check_plans(KN_IQ2_XXS, 2064, 12288),
+                check_plans(KN_IQ1_M, 2064, 4096), check_plans(KN_MXFP4, 2064, 2080);
             attended_check(512), attended_check(1500);
             check_plans(KN_Q4_K, 8768, 5376),
                 check_plans(KN_Q6_K, 8640, 2560); /* 4 items a block and more: mm_few_late.cuh */

@@ -308,6 +308,8 @@ void check_all(bool quick)
         }
         check_norm(KN_Q4_K, KN_Q4_K, KN_Q6_K, 1280);
         check_norm(KN_Q8_0, KN_Q4_1, KN_Q8_0, 4096);
+        check_norm(KN_IQ3_S, KN_IQ2_XXS, KN_Q5_K, 1280);
+        check_norm(KN_MXFP4, KN_Q8_0, KN_IQ4_NL, 640);
         if (!quick)
             check_norm(KN_BF16, KN_BF16, KN_F32, 640), check_norm(KN_Q5_K, KN_Q5_K, KN_Q5_K, 256),
                 check_norm(KN_F16, KN_Q5_1, KN_Q4_0, 2080);

@@ -79,6 +79,7 @@ static double unit_value(uint32_t type, const uint8_t *u, int lane, int j, int s
 void check_layout()
 {
     for (uint32_t type : all_types) {
+        if (grid_has(type) || type == KN_MXFP4) continue; /* test_layout.cc has them */
         const struct kn_type_info *info = kn_type_info(type);
         const mm_type *t = product_type_of(type);
         const int64_t n_in = info->block == 1 ? 77 : info->block * 3, rows = 21;

@@ -18,9 +18,10 @@ bool small;
 
 static void check_embed(void)
 {
-    static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0,   KN_Q4_0,
-                                     KN_Q4_1, KN_Q5_0, KN_Q5_1, KN_Q4_K,   KN_Q5_K,
-                                     KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
+    static const uint32_t types[] = {KN_F32,   KN_F16,     KN_BF16,   KN_Q8_0,  KN_Q4_0,    KN_Q4_1,
+                                     KN_Q5_0,  KN_Q5_1,    KN_Q4_K,   KN_Q5_K,  KN_Q6_K,    KN_Q2_K,
+                                     KN_Q3_K,  KN_IQ4_NL,  KN_IQ4_XS, KN_MXFP4, KN_IQ2_XXS, KN_IQ2_XS,
+                                     KN_IQ2_S, KN_IQ3_XXS, KN_IQ3_S,  KN_IQ1_S, KN_IQ1_M};
     for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
         enum { N_OUT = 37, N = 9 };
         const int64_t n_in = 768;
@@ -447,6 +448,48 @@ static void check_offer(void)
     }
 }
 
+/* Candidates and their scores that go with an offer. */
+static void check_candidates(void)
+{
+    static const int c[][2] = {{2, 1}, {16, 16}, {64, 32}}; /* n, candidates */
+    for (size_t k = 0; k < sizeof c / sizeof *c; k++) {
+        const int n = c[k][0], top = c[k][1], all = (n - 1) * top;
+        static struct offered in;
+        static int32_t ids[63 * KN_TOP];
+        static float values[63 * KN_TOP], scores[63 * KN_TOP * KN_TOP];
+        struct kn_offer *shared = kn_op(gpu)->alloc_shared(gpu, sizeof in.offer);
+        struct kn_candidates *to = kn_op(gpu)->alloc_shared(gpu, 3 * sizeof *to);
+        if (!shared || !to) die("alloc_shared", kn_message(gpu));
+        in.number = (uint32_t)k + 1;
+        for (int i = 0; i < all; i++) ids[i] = i * 3, values[i] = (float)i / 7;
+        for (int i = 0; i < all * top; i++) scores[i] = (float)i / 3;
+        struct offered *d = put(gpu, &in, sizeof in);
+        int32_t *di = put(gpu, ids, (size_t)all * 4);
+        float *dv = put(gpu, values, (size_t)all * 4), *ds = put(gpu, scores, (size_t)(all * top) * 4);
+        const struct kn_offering a = {.ids = d->ids,
+                                      .logp = d->logp,
+                                      .pos = &d->pos,
+                                      .n = n,
+                                      .stamp = &d->stamp,
+                                      .number = &d->number,
+                                      .offers = shared,
+                                      .n_offers = 3,
+                                      .top_ids = di,
+                                      .top_values = dv,
+                                      .top_scores = ds,
+                                      .top = top,
+                                      .candidates = to};
+        must(gpu, "offer", kn_op(gpu)->offer(gpu, &a));
+        must(gpu, "await", kn_op(gpu)->await(gpu, &shared[in.number % 3].number, in.number + 1));
+        const struct kn_candidates *got = &to[in.number % 3];
+        verdict(!memcmp(got->ids, ids, (size_t)all * 4) && !memcmp(got->values, values, (size_t)all * 4) &&
+                    !memcmp(got->scores, scores, (size_t)(all * top) * 4),
+                "offer of %d places of %d candidates and their scores", n - 1, top);
+        drop(gpu, d), drop(gpu, di), drop(gpu, dv), drop(gpu, ds);
+        kn_op(gpu)->free_shared(gpu, shared), kn_op(gpu)->free_shared(gpu, to);
+    }
+}
+
 static void check_keep(void)
 {
     enum { SLOTS = 64 };
@@ -546,7 +589,7 @@ int main(int argc, char **argv)
 {
     char msg[256];
     bool generic = false, benching = false, ops = false, pair = false, cycles = false, plans = false,
-         attend = false, only_kv = false;
+         attend = false, only_kv = false, only_sparse = false;
     for (; argc > 1 && argv[1][0] == '-'; argc--, argv++) {
         generic |= !strcmp(argv[1], "--generic");
         benching |= !strcmp(argv[1], "--bench");
@@ -556,9 +599,10 @@ int main(int argc, char **argv)
         plans |= !strcmp(argv[1], "--plans");
         attend |= !strcmp(argv[1], "--attend");
         only_kv |= !strcmp(argv[1], "--kv");
+        only_sparse |= !strcmp(argv[1], "--sparse");
         pair |= cycles || plans || !strcmp(argv[1], "--pair");
     }
-    ops |= small || attend || only_kv;
+    ops |= small || attend || only_kv || only_sparse;
     small |= attend;
     struct kn_open c = {.device = "cpu"}, g = {.device = "cuda", .generic = generic};
     if (!benching && argc != (ops ? 1 : 3)) {
@@ -578,6 +622,8 @@ int main(int argc, char **argv)
     } else {
         if (only_kv) {
             check_kv();
+        } else if (only_sparse) {
+            check_sparse();
         } else if (attend) {
             check_attend();
             check_attention();
@@ -593,6 +639,7 @@ int main(int argc, char **argv)
             check_attention_extremes();
             check_attend();
             check_kv();
+            check_sparse();
             if (!small) check_attention_forms();
             check_pick();
             check_conv();
@@ -602,6 +649,7 @@ int main(int argc, char **argv)
             check_walk(samplers, sizeof samplers / sizeof *samplers);
             check_accept();
             check_offer();
+            check_candidates();
             check_keep();
             check_refusals();
         }

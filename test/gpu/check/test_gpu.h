@@ -17,6 +17,9 @@ void check_attend(void);
 /* test_gpu_kv.c: quantised caches. */
 void check_kv(void);
 
+/* test_gpu_sparse.c: block-sparse prompts. */
+void check_sparse(void);
+
 /* test_gpu_cell.c: cell, spread, and a chain of picks. */
 void check_cells(void);
 

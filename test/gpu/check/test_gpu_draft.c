@@ -229,8 +229,13 @@ struct chain_out {
     int32_t *ids;
 };
 
+/* What edges are made of: tables and hidden states, tables alone, rows that are given, rows of a reduced
+ * vocabulary. */
+enum edges_form { TABLES, NO_HIDDEN, GIVEN, REDUCED, EDGES_FORMS };
+
 static struct chain_out run_chain(struct kn_backend *be, uint32_t before, uint32_t after, int n, int k,
-                                  int rank, const struct kn_sampler *s, uint64_t seed, const float *given)
+                                  int rank, const struct kn_sampler *s, uint64_t seed, const float *given,
+                                  enum edges_form form)
 {
     enum { VOCAB = 301 };
     const struct kn_ops *op = kn_op(be);
@@ -262,7 +267,24 @@ static struct chain_out run_chain(struct kn_backend *be, uint32_t before, uint32
     float *dv = put(be, values, all * 4), *dh = put(be, hidden, (size_t)n * (size_t)rank * 4),
           *ds = put(be, given, square * 4), *dl = put(be, NULL, (size_t)n * 4);
     struct kn_bias *db = put(be, bias, sizeof bias);
-    const struct kn_edges e = {di, dv, da, dh, &w[0], &w[1], 0.7f, n, k, ds};
+    int32_t row_of[VOCAB];
+    for (int i = 0; i < VOCAB; i++) row_of[i] = i % 5 ? (i * 7 + 3) % VOCAB : -1;
+    float *left = form == GIVEN ? gaussians(all * (size_t)rank, 0.3f) : NULL,
+          *dleft = left ? put(be, left, all * (size_t)rank * 4) : NULL;
+    int32_t *drow = form == REDUCED ? put(be, row_of, sizeof row_of) : NULL;
+    const struct kn_edges e = {.ids = di,
+                               .values = dv,
+                               .anchor = da,
+                               .hidden = form == NO_HIDDEN ? NULL : dh,
+                               .before = form == GIVEN ? NULL : &w[0],
+                               .after = &w[1],
+                               .scale = 0.7f,
+                               .n = n,
+                               .k = k,
+                               .scores = ds,
+                               .left = dleft,
+                               .row_of = drow,
+                               .n_ids = VOCAB};
     struct kn_walk a = {
         .ids = di, .scores = ds, .pos = dp, .n = n, .k = k, .sampler = *s, .out = dout, .logp = dl};
     if (a.sampler.n_bias) a.sampler.bias = db;
@@ -273,7 +295,9 @@ static struct chain_out run_chain(struct kn_backend *be, uint32_t before, uint32
     op->weight_free(be, &w[0]), op->weight_free(be, &w[1]);
     drop(be, di), drop(be, dp), drop(be, da), drop(be, dout), drop(be, dv), drop(be, dh), drop(be, ds),
         drop(be, dl), drop(be, db);
-    free(ids), free(pos), free(values), free(hidden), free(data[0]), free(data[1]);
+    if (dleft) drop(be, dleft);
+    if (drow) drop(be, drow);
+    free(left), free(ids), free(pos), free(values), free(hidden), free(data[0]), free(data[1]);
     return o;
 }
 
@@ -293,10 +317,15 @@ void check_edges(void)
         {KN_Q8_0, KN_Q8_0, 7, 16, 64},   {KN_Q5_0, KN_Q5_0, 7, 5, 96},    {KN_BF16, KN_BF16, 63, 64, 1000},
         {KN_BF16, KN_BF16, 1, 1, 8},     {KN_BF16, KN_BF16, 9, 33, 12}};
     const struct kn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
-    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+    static const char *const forms[] = {"", ", no hidden states", ", given rows", ", a reduced vocabulary"};
+    for (size_t j = 0; j < EDGES_FORMS * sizeof c / sizeof *c; j++) {
+        const size_t i = j / EDGES_FORMS;
+        const enum edges_form form = (enum edges_form)(j % EDGES_FORMS);
         const int n = c[i].n, k = c[i].k;
-        struct chain_out want = run_chain(cpu, c[i].before, c[i].after, n, k, c[i].rank, &greedy, i, NULL),
-                         got = run_chain(gpu, c[i].before, c[i].after, n, k, c[i].rank, &greedy, i, NULL);
+        struct chain_out want =
+                             run_chain(cpu, c[i].before, c[i].after, n, k, c[i].rank, &greedy, i, NULL, form),
+                         got =
+                             run_chain(gpu, c[i].before, c[i].after, n, k, c[i].rank, &greedy, i, NULL, form);
         double worst = 0;
         for (int s = 0; s < n; s++)
             for (int p = 0; p < (s ? k : 1); p++)
@@ -308,8 +337,8 @@ void check_edges(void)
                 }
         /* rank products of values of about 1 and 0.3, added in two orders */
         verdict(worst < 2e-4 && !memcmp(want.ids, got.ids, (size_t)n * 4),
-                "edges %s %s, %d slots of %d, rank %d: error %.2g", kn_type_info(c[i].before)->name,
-                kn_type_info(c[i].after)->name, n, k, c[i].rank, worst);
+                "edges %s %s, %d slots of %d, rank %d%s: error %.2g", kn_type_info(c[i].before)->name,
+                kn_type_info(c[i].after)->name, n, k, c[i].rank, forms[form], worst);
         free_chain(&want), free_chain(&got);
     }
 }
@@ -328,8 +357,10 @@ void check_walk(const struct kn_sampler *samplers, size_t n_samplers)
                 for (size_t j = 0; shape == 1 && j < square; j++) scores[j] = rintf(scores[j]);
                 for (size_t j = 0; shape == 2 && j < (size_t)k * (size_t)k; j++)
                     scores[(size_t)9 * (size_t)k * (size_t)k + j] = j % 2 ? NAN : 1.0f;
-                struct chain_out want = run_chain(cpu, KN_BF16, KN_BF16, n, k, 32, &samplers[i], i, scores),
-                                 got = run_chain(gpu, KN_BF16, KN_BF16, n, k, 32, &samplers[i], i, scores);
+                struct chain_out want = run_chain(cpu, KN_BF16, KN_BF16, n, k, 32, &samplers[i], i, scores,
+                                                  TABLES),
+                                 got = run_chain(gpu, KN_BF16, KN_BF16, n, k, 32, &samplers[i], i, scores,
+                                                 TABLES);
                 for (int s = 0; s < n; s++) {
                     tried++;
                     wrong += want.ids[s] != got.ids[s];
@@ -367,7 +398,8 @@ void bench_draft(void)
                      kn_op(gpu)->weight_load(gpu, &w[t], KN_BF16, rank, n_vocab, book, KN_USE_ROWS));
             must(gpu, "reserve", kn_op(gpu)->reserve(gpu, 64, 0, n_vocab, 2, 64));
             const struct kn_top top = {d, n, n_vocab, k, ids, values};
-            const struct kn_edges edges = {ids, values, pos, hidden, &w[0], &w[1], 1.0f, n, k, scores};
+            const struct kn_edges edges = {ids, values, pos,    hidden, &w[0], &w[1], 1.0f,
+                                           n,   k,      scores, NULL,   NULL,  0};
             struct kn_walk walk = {.ids = ids,
                                    .scores = scores,
                                    .pos = pos,

@@ -115,6 +115,8 @@ static const struct kv_case kv_cases[] = {
     {"16 rows over the first far node", 16, 8, 2, 128, 6144, 4103, 0, -1, true, 0x1ff},
     {"64 rows", 64, 32, 8, 128, 1024, 800, 0, -1, true, 0x1ff},
     {"23 rows, three heads a kv head", 23, 6, 2, 128, 1024, 700, 0, -1, true, 0x12c},
+    {"40 rows, nodes in turn", 40, 32, 8, 128, 4608, 4400, 0, -1, true, 0x1ff},
+    {"40 rows, window, nodes in turn", 40, 32, 8, 128, 8192, 8000, 6000, -1, true, 0x02f},
     {"heads of 64", 5, 4, 2, 64, 512, 300, 0, -1, true, 0x197},
     {"heads of 64, one row, wrap", 1, 6, 3, 64, 512, 1539, 400, -1, true, 0x117},
     {"heads of 256", 9, 12, 2, 256, 1024, 800, 0, -1, true, 0x1ff},

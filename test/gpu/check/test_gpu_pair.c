@@ -355,7 +355,7 @@ static void run_planned(struct engine *g, const struct kn_sampler *sampler, int3
     snprintf(path, sizeof path, "build/test/planned-state.%ld", (long)getpid());
     if (session_open(&s, g, &e) || session_prefill(s, text, n_prompt, NULL, NULL, &e)) die("planned", e.msg);
     if (timed && session_time(s, &timing, &times, &e)) die("times", e.msg);
-    if (timed && (times.missing || !(times.plain_s > 0) || !(times.draft_s > 0) || !(times.wait_s > 0)))
+    if (timed && (times.missing || !(times.plain_s > 0) || !(times.draft_s[0] > 0) || !(times.wait_s > 0)))
         die("times", "some part was not measured");
     if (spec_generate(s, &o, &st, &e)) die("planned", e.msg);
     if (half) {

@@ -6,6 +6,7 @@
  * are. */
 #include "../../../kernels/cuda/experts/experts.cuh"
 #include "../../../kernels/cuda/product/unpack.cuh"
+#include "../../block_scales.h"
 
 #include <cmath>
 #include <cstdio>
@@ -29,18 +30,6 @@ struct found {
     }
 };
 
-/* The scales of a block: ordinary numbers, where random bits would give Inf and NaN. */
-static void set_scales(const struct kn_type_info *t, uint8_t *b)
-{
-    const int at = t->type == KN_Q6_K ? 208 : t->type == KN_Q3_K ? 108 : t->type == KN_Q2_K ? 80 : 0;
-    const bool two = t->type == KN_Q2_K || t->type == KN_Q4_K || t->type == KN_Q5_K || t->type == KN_Q4_1 ||
-                     t->type == KN_Q5_1;
-    for (int i = 0; i < (two ? 2 : 1); i++) {
-        const uint16_t h = kn_f32_to_f16((float)((int32_t)rnd() * 0x1p-33));
-        memcpy(b + at + 2 * i, &h, 2);
-    }
-}
-
 template <uint32_t T> static bool check(int64_t n_in, int32_t rows)
 {
     const struct kn_type_info *t = kn_type_info(T);
@@ -57,7 +46,9 @@ template <uint32_t T> static bool check(int64_t n_in, int32_t rows)
             memcpy(file.data() + i, T == KN_F32 ? (const void *)&f : &h, t->bytes);
         }
     else
-        for (size_t i = 0; i < file.size(); i += t->bytes) set_scales(t, file.data() + i);
+        for (size_t i = 0; i < file.size(); i += t->bytes)
+            block_set_scales(T, file.data() + i, (float)((int32_t)rnd() * 0x1p-33),
+                             (float)((int32_t)rnd() * 0x1p-33));
     int64_t count = 0, wrong = 0;
     double worst = 0;
     for (int32_t first = 0; first < rows; first += 16) {
@@ -183,9 +174,10 @@ static int all_kernels()
 {
     int wrong = 0, n = 0;
     for (int act = MM_ACT_K; act <= MM_ACT_F32; act++)
-        for (int i = 0; i < 4 * 5 * 2 * 2; i++, n++) {
+        for (int i = 0; i < 4 * 5 * 2 * 3; i++, n++) {
             const int warps = 4 << i % 4, log2_tiles = i / 4 % 5 - 1;
-            const bool generic = i / 20 % 2, low = i / 40 % 2;
+            const bool generic = i / 20 % 2;
+            const int low = i / 40;
             const bool has = mm_has((enum mm_act)act, log2_tiles, warps, generic, low),
                        is = mm_kernel_of((enum mm_act)act, log2_tiles, warps, generic, low) != nullptr;
             if (has == is) continue;
@@ -213,6 +205,9 @@ static int all_experts()
                 if (act == MM_ACT_K)
                     wrong += experts_has(a, i / 2, f, i % 2) !=
                              (experts_kernel_low(a, i / 2, f, i % 2) != nullptr);
+                if (act == MM_ACT_K)
+                    wrong += experts_has(a, i / 2, f, i % 2) !=
+                             (experts_kernel_grid(a, i / 2, f, i % 2) != nullptr);
             }
     printf("%s   kernels of experts as planned, %d\n", wrong ? "FAIL" : "ok", n);
     return wrong;
@@ -281,7 +276,9 @@ int main()
     const int failed = both<KN_F32>() + both<KN_F16>() + both<KN_BF16>() + both<KN_Q8_0>() + both<KN_Q4_0>() +
                        both<KN_Q4_1>() + both<KN_Q5_0>() + both<KN_Q5_1>() + both<KN_Q4_K>() +
                        both<KN_Q5_K>() + both<KN_Q6_K>() + both<KN_Q2_K>() + both<KN_Q3_K>() +
-                       both<KN_IQ4_NL>() + both<KN_IQ4_XS>() + all_tiles() + all_kernels() + all_experts() +
+                       both<KN_IQ4_NL>() + both<KN_IQ4_XS>() + both<KN_MXFP4>() + both<KN_IQ2_XXS>() +
+                       both<KN_IQ2_XS>() + both<KN_IQ2_S>() + both<KN_IQ3_XXS>() + both<KN_IQ3_S>() +
+                       both<KN_IQ1_S>() + both<KN_IQ1_M>() + all_tiles() + all_kernels() + all_experts() +
                        all_attention();
     printf("test_layout: %d failed\n", failed);
     return failed != 0;

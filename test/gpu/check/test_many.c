@@ -4,6 +4,7 @@
  * bits again test_many --prompt MODEL   a prompt of 512 and of 4096 tokens: time by operation, share of the
  * library's product, variants Prints "ok   gpu/..." or "FAIL gpu/..." a case; exit 1 if any failed, 5 if
  * there is no device. */
+#include "../../block_scales.h"
 #include "../../../common/run/session.h"
 #include "../../../kernels/cuda/core/cuda.h"
 #include "../forms.h"
@@ -34,13 +35,10 @@ static struct matrix make_matrix(uint32_t type, int n_in, int n_out, float sigma
         } else if (t->can_encode) {
             if (kn_encode_row(type, x, at, n_in, NULL)) abort();
         } else { /* any codes, scales of the size of sigma */
-            const float parts = type == KN_IQ4_XS ? 2000 : type == KN_Q2_K ? 20 : 64; /* codes times scales */
-            const uint32_t at_d = type == KN_Q3_K ? 108 : type == KN_Q2_K ? 80 : 0;
-            const uint16_t d = kn_f32_to_f16(sigma / parts);
+            const float parts = type == KN_MXFP4 ? 4 : type == KN_IQ1_S || type == KN_IQ1_M ? 6 : 64;
             for (size_t b = 0; b < blocks; b++) {
                 for (uint32_t j = 0; j < t->bytes; j++) at[b * t->bytes + j] = (unsigned char)rnd();
-                memcpy(at + b * t->bytes + at_d, &d, 2);
-                if (type == KN_Q2_K) memcpy(at + b * t->bytes + 82, &d, 2);
+                block_set_scales(type, at + b * t->bytes, sigma / parts, 0);
             }
         }
         if (kn_decode_row(type, at, m.y + (size_t)i * (size_t)n_in, n_in)) abort();
@@ -329,8 +327,10 @@ static void check_wide(uint32_t type, uint32_t other, int n_in, int n_out, int n
     free(x), free(r), free(norm), drop(gpu, dx), drop(gpu, dn);
 }
 
-static const uint32_t types[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q4_1,   KN_Q5_0,  KN_Q5_1,
-                                 KN_Q4_K, KN_Q5_K, KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
+static const uint32_t types[] = {KN_F32,   KN_F16,     KN_BF16,   KN_Q8_0,  KN_Q4_0,    KN_Q4_1,
+                                 KN_Q5_0,  KN_Q5_1,    KN_Q4_K,   KN_Q5_K,  KN_Q6_K,    KN_Q2_K,
+                                 KN_Q3_K,  KN_IQ4_NL,  KN_IQ4_XS, KN_MXFP4, KN_IQ2_XXS, KN_IQ2_XS,
+                                 KN_IQ2_S, KN_IQ3_XXS, KN_IQ3_S,  KN_IQ1_S, KN_IQ1_M};
 enum { N_TYPES = sizeof types / sizeof *types };
 
 /* The library, which takes more rows, and all on other devices. */
@@ -380,6 +380,8 @@ static void check(bool small)
     check_wide(KN_Q5_K, KN_Q3_K, 2304, 1000, 128);
     check_wide(KN_Q2_K, KN_Q4_K, 17408, 200, 128);
     check_wide(KN_Q4_K, KN_Q8_0, 1024, 700, 100);
+    check_wide(KN_IQ3_S, KN_Q4_K, 2048, 304, 96);
+    check_wide(KN_Q5_K, KN_IQ2_XS, 1024, 700, 80);
 }
 
 /* ---- the speed of a prompt ---- */

@@ -12,6 +12,7 @@ struct chain_maker {
     const struct cuda_device *dev;
     struct chain_state *c;
     int32_t count, kept; /* kept: the newest step with the row's sums, or -1 */
+    uint32_t codes;      /* type of keys and values; 0: f16 */
     bool fits;
 };
 static inline void chain_product_of(struct chain_maker *m, int32_t n_w, const uint32_t *type, int64_t n_in,
@@ -58,16 +59,20 @@ static inline void chain_attention_of(struct chain_maker *m, const struct shapes
     c->attends = true;
     c->far = bound > (c->items || c->wide ? chain_tuning.near : chain_tuning.k_near);
     t->far = c->far;
+    if (!m->codes) return;
+    t->far = c->far = c->coded = true;
+    t->m[0].type = t->m[1].type = m->codes;
 }
 
 static inline void chain_line(FILE *out, const struct shapes *m, const char *recipe, uint32_t most,
-                              uint32_t more, const struct choice_device *d, int32_t bound)
+                              uint32_t more, uint32_t codes, const struct choice_device *d, int32_t bound)
 {
-    static const char *const forms[] = {"few",  "pairs",       "shared", "far",       "gemma",
-                                        "nets", "nets-shared", "items",  "items-far", "nets-items"};
+    static const char *const forms[] = {"few",       "pairs",      "shared",      "far",
+                                        "gemma",     "nets",       "nets-shared", "items",
+                                        "items-far", "nets-items", "codes",       "items-codes"};
     static struct chain_state c;
     struct chain_args a;
-    struct chain_maker k = {&d->dev, &c, 0, -1, true};
+    struct chain_maker k = {&d->dev, &c, 0, -1, codes, true};
     const int64_t q = (int64_t)m->n_head * m->head, kv = (int64_t)m->n_kv * m->head;
     int blocks = 0;
     memset(&c, 0, sizeof c);
@@ -82,7 +87,8 @@ static inline void chain_line(FILE *out, const struct shapes *m, const char *rec
                          true, true, false);
         chain_product_of(&k, 1, &more, m->ff, &m->embd, false, false, true);
     }
-    fprintf(out, "chain %s %s %s %d: ", m->name, recipe, d->name, bound);
+    fprintf(out, "chain %s %s%s%s %s %d: ", m->name, recipe, codes ? ", cache " : "",
+            codes ? kn_kv_name(codes) : "", d->name, bound);
     if (!k.fits) {
         fprintf(out, "no step\n");
         return;
@@ -103,6 +109,8 @@ static inline void chain_line(FILE *out, const struct shapes *m, const char *rec
             fprintf(out, "; %d of %d%s%s tile %u ahead %d before %d", s->pairs, s->rounds,
                     s->split ? " split" : "", s->flags & CHAIN_EARLY ? " early" : "", s->tile, s->ahead,
                     s->before);
+        else if (codes)
+            fprintf(out, "; %d leaves, tile %u", s->far, s->tile);
     }
     fprintf(out, "\n");
 }
@@ -123,8 +131,13 @@ static inline void choose_chains(FILE *out)
         const struct shapes m = shapes_of(models[i]);
         for (size_t t = 0; t < sizeof types / sizeof *types; t++)
             for (size_t b = 0; b < sizeof bounds / sizeof *bounds; b++)
-                chain_line(out, &m, types[t].name, types[t].most, types[t].more, &choice_devices[0],
+                chain_line(out, &m, types[t].name, types[t].most, types[t].more, 0, &choice_devices[0],
                            bounds[b]);
+        static const uint32_t caches[] = {KN_Q8_0, KN_Q5_0, KN_Q4_0, KN_TQ3_0};
+        for (size_t c = 0; c < sizeof caches / sizeof *caches; c++)
+            for (size_t t = 0; t < 4; t += 3) /* Q4_K_M, Q8_0 */
+                chain_line(out, &m, types[t].name, types[t].most, types[t].more, caches[c],
+                           &choice_devices[0], 65536);
     }
 }
 

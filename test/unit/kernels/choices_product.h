@@ -46,7 +46,10 @@ static inline void product_text(const struct mm_choice *c, const struct mm_args 
         return;
     }
     const int at = snprintf(text, n, "%s%s tiles %d warps %d blocks %d %s %dx%d ring %dx%d", forms[c->form],
-                            c->low ? " low" : "", 1 << c->log2_tiles, c->warps, c->blocks,
+                            c->low == 2 ? " grid"
+                            : c->low    ? " low"
+                                        : "",
+                            1 << c->log2_tiles, c->warps, c->blocks,
                             a->left       ? "left"
                             : c->together ? "together"
                                           : "apart",

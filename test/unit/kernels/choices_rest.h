@@ -24,8 +24,12 @@ static inline void experts_text(const struct cuda_device *dev, const struct expe
     if (s->members == 1 && c.form != EXPERTS_OWNED) a.panels = experts_plan_panels(&a);
     const unsigned blocks = experts_plan_blocks(&c, &a);
     snprintf(text, n, "%s%s%s tile %d warps %d share %d run %d ring %dx%d slices %d blocks %s",
-             rows < s->n ? "parts of " : "", forms[c.form], c.low ? " low" : "", a.tile, a.warps,
-             a.slice_warps, a.run, a.stages, a.stage_units, a.slices, blocks == c.grid ? "all" : "fewer");
+             rows < s->n ? "parts of " : "", forms[c.form],
+             c.low == 2 ? " grid"
+             : c.low    ? " low"
+                        : "",
+             a.tile, a.warps, a.slice_warps, a.run, a.stages, a.stage_units, a.slices,
+             blocks == c.grid ? "all" : "fewer");
 }
 
 static inline void choose_experts(FILE *out)

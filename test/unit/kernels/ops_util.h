@@ -55,4 +55,18 @@ static inline void assert_ok(struct kn_backend *be, int rc)
     if (rc) fail_msg("operation failed (%d): %s", rc, kn_message(be));
 }
 
+#define KV(k, v)                                                                                             \
+    {                                                                                                        \
+        KN_##k, KN_##v                                                                                       \
+    }                 /* types of a cache */
+#define EPS32 0x1p-24 /* half an ulp of 1: the rounding of one float operation */
+
+/* f as a cache of that type keeps it. */
+static inline float round_to(uint32_t type, float f)
+{
+    return type == KN_F16    ? kn_f16_to_f32(kn_f32_to_f16(f))
+           : type == KN_BF16 ? kn_bf16_to_f32(kn_f32_to_bf16(f))
+                             : f;
+}
+
 #endif

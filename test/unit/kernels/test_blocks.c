@@ -14,8 +14,10 @@
 #include "../../../kernels/blocks/encode.h"
 #include "../../../kernels/blocks/grids.h"
 
-static const uint32_t encoders[] = {KN_F32,  KN_F16,  KN_BF16, KN_Q8_0, KN_Q4_0, KN_Q4_1,   KN_Q5_0,  KN_Q5_1,
-                                    KN_Q4_K, KN_Q5_K, KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
+static const uint32_t encoders[] = {KN_F32,   KN_F16,     KN_BF16,   KN_Q8_0,  KN_Q4_0,    KN_Q4_1,
+                                    KN_Q5_0,  KN_Q5_1,    KN_Q4_K,   KN_Q5_K,  KN_Q6_K,    KN_Q2_K,
+                                    KN_Q3_K,  KN_IQ4_NL,  KN_IQ4_XS, KN_MXFP4, KN_IQ2_XXS, KN_IQ2_XS,
+                                    KN_IQ2_S, KN_IQ3_XXS, KN_IQ3_S};
 #define ENCODERS (sizeof encoders / sizeof *encoders)
 #define N 4096 /* elements of a test row: 16 super-blocks */
 
@@ -339,6 +341,20 @@ static void test_error(void **state)
                       ours, theirs, ours / theirs);
         assert_true(ours < want[i].below_plain * theirs);
     }
+    /* Beside their neighbours: IQ3_S has the bits of Q3_K, IQ2_S fewer than Q2_K. */
+    static const struct {
+        uint32_t type, than;
+        double by;
+    } less[] = {{KN_IQ3_S, KN_Q3_K, 0.93},  {KN_IQ3_XXS, KN_Q2_K, 0.70}, {KN_IQ2_S, KN_Q2_K, 0.92},
+                {KN_IQ2_XS, KN_Q2_K, 1.12}, {KN_IQ2_XXS, KN_Q2_K, 1.28}, {KN_MXFP4, KN_Q3_K, 0.80}};
+    for (size_t i = 0; i < sizeof less / sizeof *less; i++) {
+        round_trip(less[i].type, x, y, N * 4);
+        round_trip(less[i].than, x, p, N * 4);
+        const double ours = rms_error(x, y, N * 4), theirs = rms_error(x, p, N * 4);
+        print_message("%s: relative RMS %.5f, %s %.5f (%.3f)\n", kn_type_info(less[i].type)->name, ours,
+                      kn_type_info(less[i].than)->name, theirs, ours / theirs);
+        assert_true(ours < less[i].by * theirs);
+    }
     /* Q8_0: half a step, and the f16 scale may be off by 2^-11 of itself times 127 codes; it clips nothing
      * more. */
     round_trip(KN_Q8_0, x, y, N * 4);
@@ -405,8 +421,10 @@ static void test_edges(void **state)
     static const struct {
         uint32_t type;
         int top; /* steps from zero to the peak, at worst: with a min, the range can be twice the peak */
-    } want[] = {{KN_Q8_0, 127}, {KN_Q4_0, 7},  {KN_Q5_0, 15}, {KN_Q4_1, 7}, {KN_Q5_1, 15},  {KN_Q4_K, 7},
-                {KN_Q5_K, 15},  {KN_Q6_K, 31}, {KN_Q3_K, 3},  {KN_Q2_K, 1}, {KN_IQ4_NL, 7}, {KN_IQ4_XS, 7}};
+    } want[] = {{KN_Q8_0, 127}, {KN_Q4_0, 7},    {KN_Q5_0, 15}, {KN_Q4_1, 7},    {KN_Q5_1, 15},
+                {KN_Q4_K, 7},   {KN_Q5_K, 15},   {KN_Q6_K, 31}, {KN_Q3_K, 3},    {KN_Q2_K, 1},
+                {KN_IQ4_NL, 7}, {KN_IQ4_XS, 7},  {KN_MXFP4, 3}, {KN_IQ2_XXS, 1}, {KN_IQ2_XS, 1},
+                {KN_IQ2_S, 1},  {KN_IQ3_XXS, 2}, {KN_IQ3_S, 3}};
     float x[256], y[256];
     for (int which = 0; which < EDGES; which++)
         for (size_t k = 0; k < sizeof want / sizeof *want; k++) {
@@ -422,7 +440,7 @@ static void test_edges(void **state)
             for (int i = 0; i < 256; i++) {
                 assert_true(isfinite(y[i]));
                 if (which == ZEROS) assert_true(y[i] == 0);
-                if (which == CONSTANT && fabsf(x[i] - y[i]) > 0.3f * 0x1p-10f)
+                if (which == CONSTANT && type != KN_MXFP4 && fabsf(x[i] - y[i]) > 0.3f * 0x1p-10f)
                     fail_msg("%s: constant -0.3 became %g", kn_type_info(type)->name, (double)y[i]);
                 if (fabs((double)x[i] - (double)y[i]) > bound)
                     fail_msg("%s: edge %d, element %d: %g became %g", kn_type_info(type)->name, which, i,
@@ -466,7 +484,12 @@ static void test_refused(void **state)
                 {KN_IQ4_NL, 65504.f * 113},
                 {KN_IQ4_XS, 65504.f * 31 * 113},
                 {KN_Q3_K, 65504.f * 31 * 3},
-                {KN_Q2_K, 65504.f * 15}};
+                {KN_Q2_K, 65504.f * 15},
+                {KN_IQ2_XXS, 65504.f * 31 * 43 / 8},
+                {KN_IQ2_XS, 65504.f * 31 * 43 / 8},
+                {KN_IQ2_S, 65504.f * 31 * 43 / 8},
+                {KN_IQ3_XXS, 65504.f * 31 * 62 / 4},
+                {KN_IQ3_S, 65504.f * 31 * 15}};
     float y[256];
     for (size_t k = 0; k < sizeof most / sizeof *most; k++)
         for (int sign = -1; sign <= 1; sign += 2) {
@@ -486,8 +509,9 @@ static void test_importance(void **state)
     seed = 11;
     bell(x, N, 1);
     for (int i = 0; i < N; i++) w[i] = i % 4 ? 0.02f : 1.0f;
-    static const uint32_t types[] = {KN_Q4_0, KN_Q5_0, KN_Q4_1, KN_Q5_1,   KN_Q4_K,  KN_Q5_K,
-                                     KN_Q6_K, KN_Q2_K, KN_Q3_K, KN_IQ4_NL, KN_IQ4_XS};
+    static const uint32_t types[] = {KN_Q4_0,    KN_Q5_0,   KN_Q4_1,  KN_Q5_1,    KN_Q4_K,   KN_Q5_K,
+                                     KN_Q6_K,    KN_Q2_K,   KN_Q3_K,  KN_IQ4_NL,  KN_IQ4_XS, KN_MXFP4,
+                                     KN_IQ2_XXS, KN_IQ2_XS, KN_IQ2_S, KN_IQ3_XXS, KN_IQ3_S};
     for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
         uint8_t b[N * 2];
         double with = 0, without = 0;
@@ -567,10 +591,10 @@ static void test_golden(void **state)
     (void)state;
     static float x[N];
     static uint8_t b[N * 4];
-    static const uint32_t
-        want[ENCODERS] = {0x378e50de, 0x67e59808, 0x51d32afc, 0x83f82f8c, 0xff29d30c, 0x4715e398,
-                          0x56638510, 0x55d61e87, 0xf49bce3a, 0xc646cc1b, 0xbe75c749, 0xb6410eae,
-                          0x9bebcf97, 0xc95898ae, 0x1e885da6}; /* in the order of encoders[] */
+    static const uint32_t want[ENCODERS] = {
+        0x378e50de, 0x67e59808, 0x51d32afc, 0x83f82f8c, 0xff29d30c, 0x4715e398, 0x56638510, 0x55d61e87,
+        0xf49bce3a, 0xc646cc1b, 0xbe75c749, 0xb6410eae, 0x9bebcf97, 0xc95898ae, 0x1e885da6, 0x469d603f,
+        0xe5b0d872, 0x31b72fe2, 0x7fba2dc0, 0x4bdecca2, 0xfefe0581}; /* in the order of encoders[] */
     fill_mixed(x);
     int bad = 0;
     for (size_t k = 0; k < ENCODERS; k++) {

@@ -2,8 +2,6 @@
  * same bits from every instruction set and thread count, and what they refuse. */
 #include "ops_util.h"
 
-#define EPS32 0x1p-24 /* half an ulp of 1 */
-
 /* ---- convolution ---- */
 
 struct conv_case {
@@ -253,8 +251,13 @@ static void test_edges(void **state)
         int k, rank;
     } c[] = {{{KN_F32, KN_F32}, 8, 32},     {{KN_BF16, KN_BF16}, 16, 256}, {{KN_F16, KN_F16}, 1, 7},
              {{KN_Q4_K, KN_Q6_K}, 20, 512}, {{KN_Q8_0, KN_Q8_0}, 17, 96},  {{KN_Q6_K, KN_Q6_K}, 5, 256}};
-    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+    enum { HIDDEN, NO_HIDDEN, GIVEN, REDUCED, FORMS }; /* what stands on the left, and a reduced vocabulary */
+    int32_t row_of[VOCAB];
+    for (int i = 0; i < VOCAB; i++) row_of[i] = i % 5 ? (i * 7 + 3) % VOCAB : -1;
+    for (size_t at = 0; at < FORMS * sizeof c / sizeof *c; at++) {
+        const size_t i = at / FORMS, form = at % FORMS;
         const int k = c[i].k, rank = c[i].rank;
+        static float left[SLOTS * MOST_K * MOST_RANK];
         static float values[SLOTS * MOST_K], hidden[SLOTS * MOST_RANK], first[SLOTS * MOST_K * MOST_K],
             scores[SLOTS * MOST_K * MOST_K];
         int32_t ids[SLOTS * MOST_K], anchor = 3;
@@ -263,13 +266,25 @@ static void test_edges(void **state)
         struct tables t;
         rnd_fill(values, SLOTS * MOST_K, 2.0f, &seed);
         rnd_fill(hidden, SLOTS * MOST_RANK, 0.5f, &seed);
+        rnd_fill(left, SLOTS * MOST_K * MOST_RANK, 0.5f, &seed);
         for (int j = 0; j < SLOTS * k; j++) ids[j] = (int32_t)(rnd_next(&seed) % VOCAB);
         ids[2 * k + k - 1] = KN_PICK_NAN, values[2 * k + k - 1] = -INFINITY; /* no candidate */
         ids[4 * k] = VOCAB;                                                  /* no id */
         for (int b = 0; (be = test_backend(b)); b++) {
             tables_make(&t, be, c[i].type, rank);
-            const struct kn_edges a = {ids,     values, &anchor, hidden, &t.w[0],
-                                       &t.w[1], 0.5f,   SLOTS,   k,      b ? scores : first};
+            const struct kn_edges a = {.ids = ids,
+                                       .values = values,
+                                       .anchor = &anchor,
+                                       .hidden = form == NO_HIDDEN ? NULL : hidden,
+                                       .before = form == GIVEN ? NULL : &t.w[0],
+                                       .after = &t.w[1],
+                                       .scale = 0.5f,
+                                       .n = SLOTS,
+                                       .k = k,
+                                       .scores = b ? scores : first,
+                                       .left = form == GIVEN ? left : NULL,
+                                       .row_of = form == REDUCED ? row_of : NULL,
+                                       .n_ids = VOCAB};
             memset(a.scores, 0, sizeof scores);
             assert_ok(be, kn_op(be)->edges(be, &a));
             if (b) assert_memory_equal(scores, first, sizeof scores);
@@ -282,12 +297,18 @@ static void test_edges(void **state)
             for (int p = 0; p < (s ? k : 1); p++)
                 for (int x = 0; x < k; x++) {
                     const int32_t before = s ? ids[(s - 1) * k + p] : anchor, after = ids[s * k + x];
-                    const bool from = before >= 0 && before < VOCAB, to = after >= 0 && after < VOCAB;
+                    const int32_t row =
+                        form == REDUCED && after >= 0 && after < VOCAB ? row_of[after] : after;
+                    const bool from = before >= 0 && (before < VOCAB || form == GIVEN),
+                               to = row >= 0 && row < VOCAB;
                     double sum = 0, size = 1;
                     const float got = first[(s * k + p) * k + x];
                     for (int r = 0; from && to && r < rank; r++) {
-                        const double e = (double)t.values[0][before * rank + r] *
-                                         (double)hidden[s * rank + r] * (double)t.values[1][after * rank + r];
+                        const double l = form == GIVEN
+                                             ? (double)left[(s * k + p) * rank + r]
+                                             : (double)t.values[0][before * rank + r] *
+                                                   (form == NO_HIDDEN ? 1 : (double)hidden[s * rank + r]);
+                        const double e = l * (double)t.values[1][row * rank + r];
                         sum += e, size += fabs(e);
                     }
                     if (!from)
@@ -441,7 +462,7 @@ static void test_refused(void **state)
     struct tables a, b;
     tables_make(&a, be, (uint32_t[]){KN_F32, KN_F32}, 8);
     tables_make(&b, be, (uint32_t[]){KN_F32, KN_F32}, 16);
-    struct kn_edges e = {ids, x, ids, x, &a.w[0], &b.w[1], 1, 1, 2, y};
+    struct kn_edges e = {ids, x, ids, x, &a.w[0], &b.w[1], 1, 1, 2, y, NULL, NULL, 0};
     refused(be, op->edges(be, &e), "edges: tables of unequal shapes");
     e.after = &a.w[1], e.k = 0;
     refused(be, op->edges(be, &e), "edges: 1 slots of 0 candidates");

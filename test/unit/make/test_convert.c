@@ -435,10 +435,10 @@ static void test_flags(void **state)
 static void test_random(void **state)
 {
     (void)state;
-    static const enum quant_recipe types[] = {QUANT_F32,  QUANT_F16,    QUANT_BF16,   QUANT_Q8_0,
-                                              QUANT_Q4_0, QUANT_Q4_1,   QUANT_Q5_0,   QUANT_Q5_1,
-                                              QUANT_Q4_K, QUANT_Q5_K,   QUANT_Q6_K,   QUANT_Q4_K_M,
-                                              QUANT_Q2_K, QUANT_Q3_K_S, QUANT_IQ4_NL, QUANT_IQ4_XS};
+    static const enum quant_recipe types[] = {
+        QUANT_F32,    QUANT_F16,    QUANT_BF16,    QUANT_Q8_0,  QUANT_Q4_0,   QUANT_Q4_1, QUANT_Q5_0,
+        QUANT_Q5_1,   QUANT_Q4_K,   QUANT_Q5_K,    QUANT_Q6_K,  QUANT_Q4_K_M, QUANT_Q2_K, QUANT_Q3_K_S,
+        QUANT_IQ4_NL, QUANT_IQ4_XS, QUANT_IQ2_XXS, QUANT_IQ2_M, QUANT_IQ3_XS, QUANT_IQ3_S};
     static const struct pair wide[] = {
         {"hidden_size", "256"}, {"intermediate_size", "512"}, {"head_dim", "128"}, {NULL, NULL}};
     write_config("r", base_target, wide);

@@ -277,6 +277,38 @@ static void test_low_mixes(void **state)
     plan(QUANT_IQ4_NL, &two);
     check_three(3, KN_IQ4_NL, KN_Q5_K, KN_IQ4_NL);
     check_three(4, KN_IQ4_NL, KN_IQ4_NL, KN_IQ4_NL);
+    plan(QUANT_IQ2_XXS, &four); /* the first eighth (4) of ffn_down */
+    for (int i = 0; i < 36; i++) check_three(i, KN_Q4_K, i < 4 ? KN_Q2_K : KN_IQ2_XXS, KN_IQ2_XXS);
+    assert_int_equal(type_of("output.weight"), KN_Q5_K);
+    assert_int_equal(type_of("token_embd.weight"), KN_Q2_K);
+    plan(QUANT_IQ2_M, &two);
+    for (int i = 0; i < 36; i++) check_three(i, KN_IQ3_S, i < 4 ? KN_IQ3_S : KN_IQ2_S, KN_IQ3_S);
+    assert_int_equal(type_of("token_embd.weight"), KN_IQ3_S);
+    assert_int_equal(type_of("blk.20.attn_q.weight"), KN_IQ2_S);
+    plan(QUANT_IQ2_S, &two);
+    assert_int_equal(type_of("blk.20.ffn_up.weight"), KN_IQ2_XS);
+    plan(QUANT_IQ3_XXS, &weighed);
+    for (int i = 0; i < 36; i++) check_three(i, KN_Q4_K, KN_IQ3_XXS, KN_IQ3_S);
+    assert_int_equal(type_of("blk.20.attn_q.weight"), KN_IQ2_S);
+    assert_int_equal(type_of("output.weight"), KN_Q5_K);
+    plan(QUANT_IQ3_XXS, &two); /* no importance matrix */
+    for (int i = 0; i < 36; i++) check_three(i, KN_IQ3_S, i < 4 ? KN_Q4_K : KN_Q3_K, KN_IQ3_S);
+    plan(QUANT_IQ3_XS, &two); /* gates and ups but those of the first and the last eighth */
+    for (int i = 0; i < 36; i++) {
+        char name[64];
+        check_three(i, KN_IQ3_S, KN_IQ3_S, KN_IQ3_S);
+        snprintf(name, sizeof name, "blk.%d.ffn_gate.weight", i);
+        assert_int_equal(type_of(name), i >= 4 && i < 31 ? KN_IQ3_XXS : KN_IQ3_S);
+        snprintf(name, sizeof name, "blk.%d.attn_k.weight", i);
+        assert_int_equal(type_of(name), KN_IQ3_XXS);
+    }
+    plan(QUANT_IQ3_S, &four);
+    for (int i = 0; i < 36; i++) check_three(i, KN_Q4_K, KN_IQ3_S, KN_IQ3_S);
+    plan(QUANT_IQ3_M, &two);
+    for (int i = 0; i < 36; i++) check_three(i, KN_Q4_K, i < 4 ? KN_Q4_K : KN_IQ3_S, KN_Q4_K);
+    assert_int_equal(type_of("output.weight"), KN_Q6_K);
+    plan(QUANT_MXFP4_MOE, &four); /* no experts */
+    for (int i = 0; i < 36; i++) check_three(i, KN_Q8_0, KN_Q8_0, KN_Q8_0);
     qwen3_06b(); /* tied */
     plan(QUANT_IQ4_XS, &(struct quant_model){"qwen3", 28, 0, 16, 8, false});
     assert_int_equal(type_of("token_embd.weight"), KN_Q6_K);
@@ -287,6 +319,13 @@ static void test_low_mixes(void **state)
     check_three(40, KN_Q5_K, KN_Q3_K, KN_Q3_K);
     plan(QUANT_Q3_K_S, &(struct quant_model){"llama", 80, 0, 64, 8, false});
     check_three(40, KN_Q5_K, KN_Q3_K, KN_Q3_K);
+
+    count = 0; /* experts alone */
+    add(3, 2880, 2880, 32, "blk.0.ffn_up_exps.weight");
+    add(2, 2880, 4096, 1, "blk.0.attn_q.weight");
+    plan(QUANT_MXFP4_MOE, &(struct quant_model){"gpt-oss", 24, 32, 64, 8, false});
+    assert_int_equal(to[0], KN_MXFP4);
+    assert_int_equal(to[1], KN_Q8_0);
 
     count = 0; /* 8 experts: all the mixes of four bits or fewer but Q3_K_L */
     add(2, 4096, 1024, 1, "blk.0.attn_v.weight");
@@ -346,10 +385,14 @@ static void test_plain_recipes(void **state)
         const char *name;
         enum quant_recipe r;
         uint32_t file_type;
-    } mixes[] = {{"Q4_K_S", QUANT_Q4_K_S, 14}, {"Q4_K_M", QUANT_Q4_K_M, 15}, {"Q5_K_S", QUANT_Q5_K_S, 16},
-                 {"Q5_K_M", QUANT_Q5_K_M, 17}, {"Q2_K", QUANT_Q2_K, 10},     {"Q3_K_S", QUANT_Q3_K_S, 11},
-                 {"Q3_K_M", QUANT_Q3_K_M, 12}, {"Q3_K_L", QUANT_Q3_K_L, 13}, {"IQ4_NL", QUANT_IQ4_NL, 25},
-                 {"IQ4_XS", QUANT_IQ4_XS, 30}};
+    } mixes[] = {
+        {"Q4_K_S", QUANT_Q4_K_S, 14},      {"Q4_K_M", QUANT_Q4_K_M, 15},   {"Q5_K_S", QUANT_Q5_K_S, 16},
+        {"Q5_K_M", QUANT_Q5_K_M, 17},      {"Q2_K", QUANT_Q2_K, 10},       {"Q3_K_S", QUANT_Q3_K_S, 11},
+        {"Q3_K_M", QUANT_Q3_K_M, 12},      {"Q3_K_L", QUANT_Q3_K_L, 13},   {"IQ4_NL", QUANT_IQ4_NL, 25},
+        {"IQ4_XS", QUANT_IQ4_XS, 30},      {"IQ2_XXS", QUANT_IQ2_XXS, 19}, {"IQ2_XS", QUANT_IQ2_XS, 20},
+        {"IQ2_S", QUANT_IQ2_S, 28},        {"IQ2_M", QUANT_IQ2_M, 29},     {"IQ3_XXS", QUANT_IQ3_XXS, 23},
+        {"IQ3_XS", QUANT_IQ3_XS, 22},      {"IQ3_S", QUANT_IQ3_S, 26},     {"IQ3_M", QUANT_IQ3_M, 27},
+        {"MXFP4_MOE", QUANT_MXFP4_MOE, 38}};
     for (size_t i = 0; i < sizeof mixes / sizeof *mixes; i++) {
         assert_int_equal(quant_recipe_by_name(mixes[i].name, &mix, &e), 0);
         assert_int_equal(mix, mixes[i].r);
@@ -386,7 +429,8 @@ static void test_kept_and_fallbacks(void **state)
                 {QUANT_Q4_K_M, KN_Q5_0, KN_F16, KN_Q4_K},     {QUANT_Q5_K_M, KN_Q5_1, KN_F16, KN_Q5_K},
                 {QUANT_Q4_1, KN_Q4_1, KN_F16, KN_Q4_1},       {QUANT_Q5_1, KN_Q5_1, KN_F16, KN_Q5_1},
                 {QUANT_Q2_K, KN_Q4_0, KN_F16, KN_Q2_K},       {QUANT_Q3_K_M, KN_Q4_0, KN_F16, KN_Q3_K},
-                {QUANT_IQ4_XS, KN_IQ4_NL, KN_F16, KN_IQ4_XS}, {QUANT_IQ4_NL, KN_IQ4_NL, KN_F16, KN_IQ4_NL}};
+                {QUANT_IQ4_XS, KN_IQ4_NL, KN_F16, KN_IQ4_XS}, {QUANT_IQ4_NL, KN_IQ4_NL, KN_F16, KN_IQ4_NL},
+                {QUANT_IQ3_S, KN_IQ4_NL, KN_F16, KN_IQ3_S},   {QUANT_IQ2_XXS, KN_IQ4_NL, KN_F16, KN_IQ2_XXS}};
     struct err e = {0};
     for (size_t k = 0; k < sizeof want / sizeof *want; k++) {
         plan(want[k].r, &m);

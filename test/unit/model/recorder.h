@@ -46,7 +46,8 @@ struct recorder_call {
         R_CONV,
         R_TOP,
         R_EDGES,
-        R_WALK
+        R_WALK,
+        R_CARRY
     } op;
     void *out, *outs[KN_MATRICES];
     const void *a, *b, *c, *w[KN_MATRICES];
@@ -149,6 +150,7 @@ static int recorder_run(struct kn_backend *be, const struct recorder_call *c)
     case R_TOP: return op->top(be, &c->top);
     case R_EDGES: return op->edges(be, &c->edges);
     case R_WALK: return op->walk(be, &c->walk);
+    case R_CARRY: return op->carry(be, c->out, c->a, c->b, n);
     }
     return KN_EINVAL;
 }
@@ -371,6 +373,12 @@ static int r_walk(struct kn_backend *be, const struct kn_walk *a)
 {
     return recorder_do(be, &(struct recorder_call){.op = R_WALK, .walk = *a});
 }
+static int r_carry(struct kn_backend *be, const struct kn_kv *to, const struct kn_kv *from,
+                   const int32_t *pos, int32_t n)
+{
+    return recorder_do(be, &(struct recorder_call){
+                               .op = R_CARRY, .out = (void *)(uintptr_t)to, .a = from, .b = pos, .n = n});
+}
 static int r_await(struct kn_backend *be, const uint32_t *number, uint32_t want)
 {
     while (*number != want && recorder.queued) {
@@ -477,6 +485,7 @@ static void recorder_on(struct kn_backend *be)
     recorder.op.top = r_top;
     recorder.op.edges = r_edges;
     recorder.op.walk = r_walk;
+    if (recorder.cpu->carry) recorder.op.carry = r_carry;
     recorder.op.record_begin = r_begin;
     recorder.op.record_end = r_end;
     recorder.op.replay = r_replay;

@@ -1,6 +1,7 @@
 /* test_families.c - the families beside Qwen3: where their tensors' rows go, and
  * what their files must say. */
 #include "family_fixture.h"
+#include "../../../common/file/imatrix.h"
 
 #include "../../../common/file/hf_config.h"
 #include "../../../common/model/model.h"
@@ -404,6 +405,107 @@ static void test_backend_lacks(void **state)
     kn_backend_close(be);
 }
 
+/* ---- which experts stay in the host's memory ---- */
+
+static struct {
+    const struct kn_ops *own;
+    int loads;
+    int32_t n, ids[8]; /* of the last one */
+} seen;
+
+static int see_experts(struct kn_backend *be, struct kn_weight *w, uint32_t type, int64_t n_in, int64_t n_out,
+                       int32_t n_mat, const void *data)
+{
+    const struct kn_backend_head *head = (const struct kn_backend_head *)(const void *)be;
+    seen.loads++;
+    seen.n = head->n_hosted;
+    for (int32_t i = 0; i < seen.n; i++) seen.ids[i] = head->hosted[i];
+    return seen.own->experts_load(be, w, type, n_in, n_out, n_mat, data);
+}
+
+static struct imatrix *counts_of(const double (*times)[3], bool by_chunks)
+{
+    struct imatrix *m;
+    struct imatrix_entry *at;
+    struct err e = {0};
+    assert_int_equal(imatrix_new(&m, &e), 0);
+    for (int i = 0; i < 2; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "blk.%d.ffn_down_exps.weight", i);
+        assert_int_equal(imatrix_entry(m, name, FFX, 3, &at, &e), 0);
+        for (int x = 0; x < 3; x++) at->count[x] = times[i][x];
+    }
+    m->by_chunks = by_chunks;
+    return m;
+}
+
+static void placed(struct kn_backend *be, int32_t n, const struct imatrix *counts, const int32_t *want)
+{
+    struct model *m, *again;
+    struct err e = {0};
+    assert_int_equal(model_open(&m, "out.gguf", be, NULL, &e), 0);
+    assert_int_equal(model_open(&again, "out.gguf", be, NULL, &e), 0);
+    if (model_place(m, n, counts, &e) || model_place_like(again, m, &e)) fail_msg("%s", e.msg);
+    assert_int_equal(m->n_host, n);
+    assert_memory_equal(m->host, want, 2 * (size_t)n * sizeof *want);
+    assert_memory_equal(again->host, want, 2 * (size_t)n * sizeof *want);
+    seen.loads = 0;
+    assert_int_equal(model_fill(m, NULL, NULL, &e), 0);
+    assert_int_equal(seen.loads, 6); /* gate, up and down of two layers */
+    assert_int_equal(seen.n, n);
+    assert_memory_equal(seen.ids, want + n, (size_t)n * sizeof *want);
+    assert_int_equal(((struct kn_backend_head *)(void *)be)->n_hosted, 0);
+    assert_int_equal(model_host_bytes(m), 2 * 3 * (uint64_t)n * FFX * EMBD * 2);
+    model_free(m);
+    model_free(again);
+}
+
+static void misplaced(struct kn_backend *be, int32_t n, const struct imatrix *counts, enum err_class code,
+                      const char *what)
+{
+    struct model *m;
+    struct err e = {0};
+    assert_int_equal(model_open(&m, "out.gguf", be, NULL, &e), 0);
+    assert_int_equal(model_place(m, n, counts, &e), -1);
+    if (e.code != code || strcmp(e.msg, what)) fail_msg("got (%d) %s, not %s", e.code, e.msg, what);
+    model_free(m);
+}
+
+static void test_placed_experts(void **state)
+{
+    (void)state;
+    static const double times[2][3] = {{5, 1, 9}, {4, 4, 0}};
+    struct spec s = moe_spec(false);
+    struct convert o = options("t");
+    const struct kn_open open = {.device = "cpu"};
+    struct kn_backend *be;
+    struct err e = {0};
+    char msg[128];
+    write_weights("t", &s);
+    family_config("t", moe_parts, NULL);
+    convert_ok(&o);
+    assert_int_equal(kn_backend_open(&be, &open, msg, sizeof msg), 0);
+    struct kn_backend_head *head = (struct kn_backend_head *)(void *)be;
+    struct kn_ops watched = *head->op;
+    seen.own = head->op;
+    watched.experts_load = see_experts;
+    head->op = &watched;
+    struct imatrix *counts = counts_of(times, false), *chunks = counts_of(times, true), *none;
+    assert_int_equal(imatrix_new(&none, &e), 0);
+    placed(be, 1, NULL, (const int32_t[]){2, 2});
+    placed(be, 2, NULL, (const int32_t[]){1, 2, 1, 2});
+    placed(be, 1, counts, (const int32_t[]){1, 2});
+    placed(be, 2, counts, (const int32_t[]){0, 1, 1, 2}); /* of equals the last */
+    misplaced(be, 3, NULL, ERR_USAGE, "--experts-host: too many (expected at most 2 of 3 experts, got 3)");
+    misplaced(be, 1, none, ERR_FORMAT,
+              "blk.0.ffn_down_exps.weight: is missing (expected how often each of 3 experts was chosen)");
+    misplaced(be, 1, chunks, ERR_FORMAT,
+              "counts chunks (expected an importance matrix that counts the rows of each expert)");
+    imatrix_free(counts), imatrix_free(chunks), imatrix_free(none);
+    head->op = seen.own;
+    kn_backend_close(be);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -412,6 +514,7 @@ int main(void)
         cmocka_unit_test(test_experts_refused), cmocka_unit_test(test_nested_config),
         cmocka_unit_test(test_rope_by_layer),   cmocka_unit_test(test_llama_desc),
         cmocka_unit_test(test_experts_desc),    cmocka_unit_test(test_backend_lacks),
+        cmocka_unit_test(test_placed_experts),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

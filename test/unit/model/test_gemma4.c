@@ -583,7 +583,7 @@ static void test_drafter_inherits(void **state)
     struct session *s = start(t, d, 5, 64, KN_F16);
     must(session_prefill(s, prompt, 4, NULL, NULL, &e), &e);
     must(session_forward(s, prompt + 4, 1, &e), &e);
-    assert_int_equal(s->op->download(be, tap, s->g->features, sizeof tap), 0);
+    assert_int_equal(s->op->download(be, tap, s->by[0].features, sizeof tap), 0);
     assert_int_equal(s->op->download(be, x, s->g->work.x, sizeof x), 0);
     assert_memory_equal(tap + 80, x, sizeof x); /* block 2 is the last one: its output goes to the head */
     session_free(s);

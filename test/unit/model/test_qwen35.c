@@ -593,8 +593,8 @@ static void test_trailing(void **state)
         assert_int_equal(check_gguf("theirs.gguf", NULL, true, 1, no_finding, NULL, NULL, &e), 0);
         for (int side = 0; side < 3; side++) {
             const char *other = side == 2 ? "t" : side ? "ours.gguf" : "theirs.gguf";
-            assert_int_equal(diff_files(other, side ? "theirs.gguf" : "ours.gguf", 1, no_difference, NULL,
-                                        NULL, &total, &e),
+            assert_int_equal(diff_files(other, side ? "theirs.gguf" : "ours.gguf", 1,
+                                        &(struct diff_fns){.tensor = no_difference}, NULL, &total, &e),
                              0);
             assert_int_equal(total.compared, total.tensors);
         }

@@ -34,7 +34,7 @@ static inline struct model *load(const char *path, struct kn_backend *b)
 
 /* One way to generate; zero: the plain one. */
 struct way {
-    int prompt, chunk, block, width, draft_window;
+    int prompt, chunk, block, width, draft_window, kv_host, pool, tree;
     uint32_t kv;                     /* of keys and values of all layers; 0: f16 */
     const struct kn_kv_types *types; /* [TINY_LAYERS] of the target, then [TINY_DRAFT_LAYERS]; NULL: as kv */
     bool drafter, draft_greedy, state, append;
@@ -58,8 +58,11 @@ static inline struct session *start(const struct way *y, struct model *t, struct
     const struct session_options o = {.ctx = y->prompt + N_NEW + MAX_BLOCK,
                                       .chunk = y->chunk,
                                       .block = y->block,
+                                      .tree = d ? y->tree : 0,
                                       .draft_window = y->draft_window,
                                       .draft_greedy = y->draft_greedy,
+                                      .kv_host = y->kv_host,
+                                      .pool = y->pool,
                                       .kv = {y->kv ? y->kv : KN_F16, y->kv ? y->kv : KN_F16},
                                       .kv_layers = y->types,
                                       .draft_kv_layers = y->types ? y->types + TINY_LAYERS : NULL};
@@ -79,7 +82,7 @@ static inline struct session *through_state(struct session *s, const struct way 
     must(state_open(&st, path, &info, &e), &e);
     s = start(y, t, d);
     must(state_restore(st, s, &e), &e);
-    assert_int_equal(info.has_drafter, d != NULL);
+    assert_int_equal(info.n_drafters, d != NULL);
     assert_int_equal(info.n_tokens, s->n_past);
     state_close(st);
     return s;
@@ -95,6 +98,7 @@ static inline void run(const struct way *y, struct run *r)
     const struct spec_options o = {.n = N_NEW,
                                    .sampler = y->sampler.top_p > 0 ? y->sampler : greedy,
                                    .width = y->width,
+                                   .tree = y->drafter ? y->tree : 0,
                                    .tokens = take_tokens,
                                    .proposals = take_proposals,
                                    .ctx = r};

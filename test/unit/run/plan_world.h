@@ -49,9 +49,10 @@ struct world {
     struct drafter d[4];
     int32_t until[4]; /* position where each ends; the last has no end */
     uint64_t seed;
-    double jitter; /* deviation of a stamp, relative */
-    int32_t ahead; /* plans that are asked for before a cycle's result is seen: 0 to 2 */
-    bool look;     /* look-ups are on */
+    double jitter;        /* deviation of a stamp, relative */
+    int32_t ahead;        /* plans that are asked for before a cycle's result is seen: 0 to 2 */
+    bool look;            /* look-ups are on */
+    struct world *beside; /* of a second drafter, over the same text (seed); NULL: there is none */
     double easy[WORLD_POSITIONS];
     bool made[WORLD_POSITIONS]; /* proposals, which are the same whoever asks */
     struct world_offer offers[WORLD_POSITIONS];
@@ -59,7 +60,7 @@ struct world {
 
 struct world_run {
     double s; /* the clock */
-    int64_t tokens, cycles, drafts, verified, looks;
+    int64_t tokens, cycles, drafts, verified, looks, by[2];
     uint64_t hash;         /* of every plan and choice */
     int64_t drafted_at[8]; /* drafted cycles by eighths of the tokens */
     double bad_drafts;     /* drafted cycles in d[1], a stretch between two, before a pause of eight */
@@ -155,7 +156,7 @@ static inline double world_verify_s(const struct machine *m, int32_t rows)
 static inline void world_times(const struct machine *m, struct plan_times *t)
 {
     memset(t, 0, sizeof *t);
-    t->overhead_s = m->overhead_s, t->draft_s[0] = m->draft_s, t->rows_s[0][1] = m->plain_s;
+    t->overhead_s = m->overhead_s, t->draft_s[0][0] = m->draft_s, t->rows_s[0][1] = m->plain_s;
     for (int32_t i = 0; i < m->n_counts; i++) t->rows_s[0][m->counts[i]] = m->verify_s[i];
 }
 
@@ -175,8 +176,10 @@ static inline void world_run(struct world *w, const struct planner *p, int64_t n
         plan = then[0];
         const bool asks = plan.rows == 0;
         for (int32_t i = 0; i < w->ahead; i++) then[i] = then[i + 1];
-        world_propose(w, pos, plan.draft, asks, &o);
+        struct world *by = plan.draft == 2 ? w->beside : w;
+        world_propose(by, pos, plan.draft, asks, &o);
         x.offer = (struct plan_offer){.pos = pos,
+                                      .source = plan.draft,
                                       .n_draft = o.n,
                                       .logp = o.logp,
                                       .n_look = o.n_look,
@@ -195,16 +198,18 @@ static inline void world_run(struct world *w, const struct planner *p, int64_t n
         x.equal = right < x.labelled ? right : x.labelled;
         const double noise = 1 + w->jitter * world_normal(w->seed, (uint64_t)r->cycles, 31);
         x.verify_s = world_verify_s(w->m, c.rows) * noise;
-        x.draft_s = plan.draft ? w->m->draft_s * noise : 0;
+        x.draft_s = plan.draft ? by->m->draft_s * noise : 0;
         x.wait_s = asks ? w->m->overhead_s : 0;
         r->s += x.verify_s + x.draft_s + x.wait_s;
         if (plan.draft) r->drafted_at[r->tokens * 8 / n < 8 ? r->tokens * 8 / n : 7]++;
         if (world_drafter(w, pos) == &w->d[1] && r->pause < 8) {
             r->pause = plan.draft ? 0 : r->pause + 1;
-            r->bad_drafts += plan.draft;
+            r->bad_drafts += plan.draft > 0;
         }
         if (plan.draft && world_drafter(w, pos) == &w->d[2] && ++r->good_drafts == 8) r->back_pos = pos;
-        r->tokens += x.kept, r->cycles++, r->drafts += plan.draft, r->verified += c.rows, r->looks += c.look;
+        r->by[by != w] += plan.draft > 0;
+        r->tokens += x.kept, r->cycles++, r->drafts += plan.draft > 0, r->verified += c.rows,
+            r->looks += c.look;
         r->hash = world_mix(r->hash ^ (uint64_t)(c.rows * 4 + c.look * 2 + plan.draft));
         pos += x.kept;
         if (p->seen) p->seen(p->ctx, &x);

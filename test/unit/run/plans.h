@@ -30,6 +30,10 @@ struct draw {
     int32_t prompt;           /* its prompt's length */
     int next_right, next_wrong; /* labels of the proposal behind the last row that stayed */
     int32_t pos;                /* of the cycle that is finished next; 0: not known */
+    /* Of more than one source: runs that each drafted before every token, the run that is checked against
+     * them, and how often each proposed. */
+    const struct run *refs[PLAN_SOURCES], *now;
+    int32_t sources, by[PLAN_SOURCES];
 };
 
 static inline uint32_t draw_next(uint32_t *x)
@@ -45,9 +49,10 @@ static inline void draw_plan(void *ctx, struct plan *p)
     struct draw *d = ctx;
     const bool flip = draw_next(&d->x) % 3 == 0, before = d->x >> 31;
     *p = (struct plan){.draft = d->most > 1 && (flip ? draw_next(&d->x) % 2 : before), .rows = 1};
+    if (p->draft && d->sources > 1) p->draft += (int32_t)(draw_next(&d->x) % (uint32_t)d->sources);
     if (p->draft) p->rows = 1 + (int32_t)(draw_next(&d->x) % (uint32_t)d->most);
     if ((p->draft || d->looks) && d->x & 0x400000) p->rows = 0, d->opened++;
-    d->drafted += p->draft;
+    d->drafted += p->draft > 0;
     d->all++;
 }
 
@@ -88,6 +93,16 @@ static inline void draw_choose(void *ctx, const struct plan_offer *o, struct pla
     d->looked += look && c->rows > 1;
 }
 
+/* The newest block is the one that its source drafts at that anchor alone. */
+static inline void draw_block(struct draw *d, int32_t source)
+{
+    const int32_t n = d->most - 1, i = d->now->n_trace / n - 1, at = d->now->made[i] - 1;
+    const struct run *ref = d->refs[source - 1];
+    assert_true(i >= 0 && at >= 0 && at < ref->n_trace / n && ref->made[at] == d->now->made[i]);
+    assert_memory_equal(d->now->trace + i * n, ref->trace + at * n, (size_t)n * sizeof *ref->trace);
+    d->by[source - 1]++;
+}
+
 /* What a planner is told of a cycle goes together. */
 static inline void draw_seen(void *ctx, const struct plan_result *r)
 {
@@ -113,6 +128,8 @@ static inline void draw_seen(void *ctx, const struct plan_result *r)
     }
     assert_true(r->draft_s >= 0 && r->wait_s >= 0 && r->verify_s > 0 && r->commit_s >= 0 && r->idle_s >= 0);
     assert_true((r->offer.n_draft > 0) == (r->draft_s > 0));
+    assert_true((r->offer.source > 0) == r->drafted && r->offer.source <= PLAN_SOURCES);
+    if (d->now && r->offer.n_draft) draw_block(d, r->offer.source);
     d->pos = r->offer.pos + r->kept;
     d->offers += r->offer.logp != NULL;
     d->seen++;
@@ -160,14 +177,10 @@ struct script {
     bool watch;   /* nothing is recorded: every context is seen */
 };
 
-static inline struct script *script_of(const struct session *s)
+static inline int script_look(struct session *s, struct session_source *by, struct source_look *l,
+                              struct err *e)
 {
-    return (struct script *)(s->o.look ? s->o.look : s->source);
-}
-
-static inline int script_look(struct session *s, struct source_look *l, struct err *e)
-{
-    struct script *y = script_of(s);
+    struct script *y = (struct script *)by->of;
     const int32_t n = l->n;
     uint32_t x = y->seed + (uint32_t)n * 977u;
     (void)e;
@@ -189,10 +202,11 @@ static inline int script_look(struct session *s, struct source_look *l, struct e
 }
 
 /* Features come in order, a row a position, and none twice. */
-static inline int script_context(struct session *s, const struct session_rows *r, struct err *e)
+static inline int script_context(struct session *s, struct session_source *by, const struct session_rows *r,
+                                 struct err *e)
 {
-    struct script *y = script_of(s);
-    (void)e;
+    struct script *y = (struct script *)by->of;
+    (void)s, (void)e;
     if (!y->watch) return 0;
     assert_int_equal(r->first_pos, y->next);
     assert_int_equal(r->pos[0], y->next);

@@ -264,7 +264,7 @@ static void test_resume(void **state)
         session_free(s);
         s = start(t, d);
         must(state_open(&st, "state", &info, &e) || state_restore(st, s, &e), &e);
-        assert_true(info.has_drafter && info.has_hidden && info.n_draft_layer == 0);
+        assert_true(info.n_drafters == 1 && info.by[0].hidden && info.by[0].n_layer == 0);
         state_close(st);
         go_on(s, 0, N_NEW, 0, &r);
         same_ids(&whole, &r);

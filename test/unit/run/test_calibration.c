@@ -56,8 +56,8 @@ static void test_temperatures(void **state)
     static const double t[] = {0, 0.01, 0.65, 0.66, 0.9, 0.91, 5};
     static const int32_t coupled[] = {0, 1, 1, 2, 2, 3, 3}, greedy[] = {0, 4, 4, 5, 5, 6, 6};
     for (size_t i = 0; i < 7; i++) {
-        assert_int_equal(calibration_bucket(t[i], false), coupled[i]);
-        assert_int_equal(calibration_bucket(t[i], true), greedy[i]);
+        assert_int_equal(calibration_bucket(1, t[i], false), coupled[i]);
+        assert_int_equal(calibration_bucket(1, t[i], true), greedy[i]);
     }
 }
 
@@ -121,11 +121,11 @@ static void test_learns(void **state)
         /* Beliefs age, so some 25 labels' noise stays. */
         if (!(off / n < 0.08)) fail_msg("%zu: off by %.3f on average", k, off / n);
         assert_true(k == 0 || off < prior_off);
-        const struct calibration_gauge *g = &c.draft_gauge[0];
+        const struct calibration_gauge *g = &c.draft_gauge[0][0];
         assert_int_equal(g->labels, 1000);
         if (!(fabs(g->predicted - (double)g->equal) < 45)) /* 3 deviations of 1000 labels */
             fail_msg("%zu: predicted %.1f, seen %ld", k, g->predicted, (long)g->equal);
-        assert_true(c.draft_gauge[6].labels < g->labels);
+        assert_true(c.draft_gauge[0][6].labels < g->labels);
     }
 }
 
@@ -161,9 +161,9 @@ static void test_labels(void **state)
     calibration_seen(&c, 0, &plain);
     assert_memory_equal(&c, &was, sizeof c); /* the prior does not age */
     cycle(&c, x, 4, 1);
-    assert_int_equal(c.draft_gauge[0].labels, 1), assert_int_equal(c.draft_gauge[0].equal, 1);
-    assert_int_equal(c.draft_gauge[1].labels, 1), assert_int_equal(c.draft_gauge[1].equal, 0);
-    assert_int_equal(c.draft_gauge[2].labels, 0);
+    assert_int_equal(c.draft_gauge[0][0].labels, 1), assert_int_equal(c.draft_gauge[0][0].equal, 1);
+    assert_int_equal(c.draft_gauge[0][1].labels, 1), assert_int_equal(c.draft_gauge[0][1].equal, 0);
+    assert_int_equal(c.draft_gauge[0][2].labels, 0);
     assert_true(c.draft[0].slot[0].mean > 0 && c.draft[0].slot[1].mean < 0 && c.draft[0].slot[2].mean == 0);
     for (int32_t t = 1; t < CALIBRATION_BUCKETS; t++)
         assert_memory_equal(&c.draft[t], &was.draft[t], sizeof c.draft[t]);
@@ -219,7 +219,7 @@ static void test_shared(void **state)
         calibration_init(&c);
         calibration_seen(&c, 0, &r);
         for (int j = 0; j < 4; j++) {
-            assert_int_equal(c.draft_gauge[j].labels, j < 2 || !look);
+            assert_int_equal(c.draft_gauge[0][j].labels, j < 2 || !look);
             assert_int_equal(c.look_gauge[j].labels, j < 2 || look);
         }
     }

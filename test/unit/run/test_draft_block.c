@@ -214,7 +214,7 @@ static void test_block(void **state)
             must(session_new(&q, target, m, &o, &e), &e);
             must(session_prefill(q, prompt, at, NULL, NULL, &e), &e);
             must(session_draft(q, prompt[at], ids, &usable, true, &e), &e);
-            for (int j = 0; j < at * 2 * E; j++) s.features[j / (2 * E)][j % (2 * E)] = q->g->features[j];
+            for (int j = 0; j < at * 2 * E; j++) s.features[j / (2 * E)][j % (2 * E)] = q->by[0].features[j];
             slow_block(m, &s, at, prompt[at]);
             for (int r = 0; r < TINY_BLOCK; r++) {
                 double h[E], want[V];

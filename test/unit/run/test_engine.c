@@ -95,7 +95,7 @@ static void test_kv_bytes(void **state)
     assert_int_equal(kn_kv_row_bytes(&s->kv[0], s->kv[0].type.v), 2 * row);
     assert_int_equal(kn_kv_row_bytes(&s->kv[2], s->kv[2].type.v), 4 * row);
     int32_t n_draft;
-    const struct kn_kv *draft_kv = s->source->op->caches(s, &n_draft);
+    const struct kn_kv *draft_kv = s->source->op->caches(s, &s->by[0], &n_draft);
     assert_int_equal(kn_kv_row_bytes(&draft_kv[0], draft_kv[0].type.k), 2 * draft_row);
     assert_int_equal(kn_kv_bytes(&s->kv[1], KN_F16), (size_t)kn_kv_positions(&s->kv[1]) * 2 * row);
     must(session_prefill(s, prompt, y.prompt, NULL, NULL, &e), &e);
@@ -104,23 +104,23 @@ static void test_kv_bytes(void **state)
     must(state_open(&st, scratch("mixed"), &info, &e), &e);
     assert_int_equal(info.n_layer, TINY_LAYERS);
     assert_memory_equal(info.kv, types, TINY_LAYERS * sizeof *types);
-    assert_memory_equal(info.draft_kv, types + TINY_LAYERS, TINY_DRAFT_LAYERS * sizeof *types);
+    assert_memory_equal(info.by[0].kv, types + TINY_LAYERS, TINY_DRAFT_LAYERS * sizeof *types);
     /* Without its drafter; with one layer's values of another type; all of one type. */
     struct kn_kv_types other[TINY_LAYERS + TINY_DRAFT_LAYERS];
     memcpy(other, types, sizeof types);
     struct session_options o = {.ctx = 60, .chunk = 16, .kv = {KN_F16, KN_F16}, .kv_layers = other};
-    must(state_check(st, t->d, NULL, &o, &e), &e);
+    must(state_check(st, t->d, NULL, 0, &o, &e), &e);
     other[2].v = KN_F16;
     e = (struct err){0};
-    expect_error(state_check(st, t->d, NULL, &o, &e), &e, ERR_FORMAT,
+    expect_error(state_check(st, t->d, NULL, 0, &o, &e), &e, ERR_FORMAT,
                  "another cache type (target layer 2: expected BF16,F16, got BF16,F32)");
     o.kv_layers = NULL;
     e = (struct err){0};
-    expect_error(state_check(st, t->d, NULL, &o, &e), &e, ERR_FORMAT,
+    expect_error(state_check(st, t->d, NULL, 0, &o, &e), &e, ERR_FORMAT,
                  "another cache type (target layer 0: expected F16, got F32,BF16)");
     o.kv_layers = types;
     e = (struct err){0};
-    expect_error(state_check(st, t->d, d->d, &o, &e), &e, ERR_FORMAT,
+    expect_error(state_check(st, t->d, (const struct desc *[]){d->d}, 1, &o, &e), &e, ERR_FORMAT,
                  "another cache type (drafter layer 0: expected");
     state_close(st);
     other[1].k = KN_Q4_1;

@@ -189,7 +189,7 @@ static void test_coupled(void **state)
 static void test_draft_window(void **state)
 {
     static struct run a, b, c;
-    struct way y = {.prompt = 100, .drafter = true};
+    struct way y = {.prompt = 100, .drafter = true, .draft_window = SESSION_DRAFT_ALL};
     (void)state;
     run(&y, &a);
     y.draft_window = 3;
@@ -199,6 +199,45 @@ static void test_draft_window(void **state)
     same_ids(&a, &b);
     same_trace(&a, &c);
     other_trace(&a, &b);
+}
+
+/* A full layer beside sliding ones sees three windows, unless it is told to see all: other proposals once the
+ * context is longer, whatever pieces it came in; the stream is one. */
+static void test_draft_reach(void **state)
+{
+    static struct run all, three, again;
+    static const int near[] = {3 * TINY_WINDOW - 1, 3 * TINY_WINDOW, 3 * TINY_WINDOW + 1, 255, 256, 257, 769};
+    (void)state;
+    for (size_t i = 0; i < sizeof near / sizeof *near; i++) {
+        struct way y = {.prompt = near[i], .drafter = true, .draft_window = SESSION_DRAFT_ALL};
+        run(&y, &all);
+        y.draft_window = 0;
+        run(&y, &three);
+        same_ids(&all, &three);
+        other_trace(&all, &three);
+        y.chunk = 17, y.state = true;
+        run(&y, &again);
+        same_ids(&three, &again);
+        same_trace(&three, &again);
+    }
+}
+
+/* Which drafters have it. */
+static void test_draft_reach_of(void **state)
+{
+    (void)state;
+    struct model *t = load(target_path, be), *d = load(drafter_path, be);
+    const struct desc_layer *y = d->d->layer;
+    assert_true(y[0].window == TINY_WINDOW && !y[1].window); /* the pair's */
+    assert_int_equal(desc_draft_reach(d->d), 3 * TINY_WINDOW);
+    for (int i = 0; i < d->d->n_layer; i++) d->d->layer[i].window = TINY_WINDOW;
+    assert_int_equal(desc_draft_reach(d->d), 0); /* all have one */
+    for (int i = 0; i < d->d->n_layer; i++) d->d->layer[i].window = 0;
+    assert_int_equal(desc_draft_reach(d->d), 0); /* none has */
+    d->d->layer[0].window = 1;
+    assert_int_equal(desc_draft_reach(d->d), 0); /* a block would not see itself whole */
+    model_free(d);
+    model_free(t);
 }
 
 /* Causal or not in the block must show in the drafts, and only there. */
@@ -249,7 +288,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_trace_rings),        cmocka_unit_test(test_trace_backends),
-        cmocka_unit_test(test_draft_window),       cmocka_unit_test(test_draft_causal),
+        cmocka_unit_test(test_draft_window),       cmocka_unit_test(test_draft_reach),
+        cmocka_unit_test(test_draft_reach_of),     cmocka_unit_test(test_draft_causal),
         cmocka_unit_test(test_trace_from_prefill), cmocka_unit_test(test_own_ends),
         cmocka_unit_test(test_trace_sampled),      cmocka_unit_test(test_coupled),
     };

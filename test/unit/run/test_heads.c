@@ -2,6 +2,7 @@
  * vocabulary, and JetSpec's: what they propose against a slow reference in double over the block's rows, and
  * that nothing that must not change it does; the target's stream whatever they propose. */
 #include "engine_fixture.h"
+#include "../../../common/run/session_impl.h"
 
 #include "../../../common/run/cycle.h"
 #include "../../../common/run/engine.h"
@@ -307,7 +308,7 @@ static void test_streams(void **state)
     static struct run plain, a, b;
     static const int width[] = {1, 3, 0};
     static const struct kn_sampler *const sampler[] = {&greedy, &sampled};
-    int64_t accepted = 0, cycles = 0;
+    int64_t accepted = 0, cycles = 0, treed = 0;
     (void)state;
     for (int i = 0; i < N_HEADS; i++) {
         write_head(&heads[i], 4);
@@ -335,10 +336,107 @@ static void test_streams(void **state)
             y.block = 3; /* a block that is cut */
             run(&y, &b);
             same_ids(&plain, &b);
+            y.block = 0;
+            for (y.tree = 3; y.tree < 64; y.tree *= 4) {
+                y.state = y.append = y.tree == 12;
+                y.draft_greedy = y.tree == 48;
+                run(&y, &b);
+                same_ids(&plain, &b);
+                y.draft_greedy = false;
+                recorder_on(be);
+                run(&y, &b);
+                recorder_off(be);
+                same_ids(&plain, &b);
+                treed += b.st.tree_cycles;
+            }
         }
         model_free(d);
     }
     assert_true(accepted > cycles / 20); /* of eleven ids one is right now and then */
+    assert_true(treed > 500);
+}
+
+/* ---- what stands behind other candidates ---- */
+
+struct edges_watch {
+    struct session *s;
+    const struct model *m;
+    bool reduced;
+    int checked;
+};
+
+/* What the Markov head adds to the logit of an id behind another one. */
+static double edge_of(const struct edges_watch *w, int32_t before, int32_t id)
+{
+    const int32_t rank = w->m->d->markov_rank;
+    const float *w1 = w_of(w->m, "markov_w1.weight"), *w2 = w_of(w->m, "markov_w2.weight");
+    int32_t row = w->reduced ? 0 : id;
+    double sum = 0;
+    while (w->reduced && row < TINY_REDUCED && tiny_d2t[row] != id) row++;
+    if (w->reduced && row == TINY_REDUCED) return -INFINITY;
+    for (int32_t r = 0; r < rank; r++)
+        sum += (double)w1[(int64_t)before * rank + r] * (double)w2[(int64_t)row * rank + r];
+    return sum;
+}
+
+static void edges_next(void *ctx, struct plan *p)
+{
+    (void)ctx;
+    *p = (struct plan){.draft = true};
+}
+
+/* Rows behind the proposals, and behind every other candidate, are softmaxes among the candidates of the
+ * head's own logits and what it adds. */
+static void edges_choose(void *ctx, const struct plan_offer *o, struct plan_choice *c)
+{
+    struct edges_watch *w = ctx;
+    struct session *s = w->s;
+    const struct session_ranked *r = session_ranked(s, &s->begun[s->started % SESSION_RESULTS]);
+    const int32_t k = o->n_top;
+    *c = (struct plan_choice){.rows = 1};
+    assert_non_null(o->behind);
+    assert_int_equal(k, w->reduced ? TINY_REDUCED : TINY_VOCAB);
+    for (int32_t j = 1; j < o->n_draft; j++)
+        for (int32_t rank = 1; rank < k; rank++) {
+            const float *logits = s->g->logits + (int64_t)j * TINY_VOCAB,
+                        *row = o->behind(o->behind_ctx, j, rank);
+            const int32_t *ids = r->ids + j * k, chain = r->ids[(j - 1) * k],
+                          before = r->ids[(j - 1) * k + rank];
+            double x[TINY_VOCAB], most = -INFINITY, sum = 0;
+            for (int32_t i = 0; i < k; i++) {
+                x[i] = (double)logits[ids[i]] - edge_of(w, chain, ids[i]) + edge_of(w, before, ids[i]);
+                most = fmax(most, x[i]);
+            }
+            for (int32_t i = 0; i < k; i++) sum += exp(x[i] - most);
+            for (int32_t i = 0; i < k; i++)
+                if (!(fabs(x[i] - most - log(sum) - (double)row[i]) < 1e-4))
+                    fail_msg("place %d behind candidate %d, candidate %d: %g, expected %g", j, rank, i,
+                             (double)row[i], x[i] - most - log(sum));
+            w->checked++;
+        }
+}
+
+static void test_behind(void **state)
+{
+    (void)state;
+    for (int i = 0; i < N_HEADS; i++) {
+        if (heads[i].extra != vanilla && heads[i].extra != reduced_markov) continue;
+        struct err e = {0};
+        static struct run r;
+        write_head(&heads[i], 4);
+        struct model *d = load(path, be);
+        const struct way y = {.prompt = 30, .drafter = true, .tree = 20};
+        struct session *s = start(&y, target, d);
+        struct edges_watch w = {.s = s, .m = d, .reduced = heads[i].extra == reduced_markov};
+        const struct planner p = {.next = edges_next, .choose = edges_choose, .ctx = &w};
+        const struct spec_options o = {
+            .n = N_NEW, .sampler = greedy, .planner = &p, .tokens = take_tokens, .ctx = &r};
+        memset(&r, 0, sizeof r);
+        must(session_prefill(s, prompt, 30, NULL, NULL, &e) || spec_generate(s, &o, &r.st, &e), &e);
+        assert_true(w.checked > 500);
+        session_free(s);
+        model_free(d);
+    }
 }
 
 static void test_backends(void **state)
@@ -593,7 +691,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reference), cmocka_unit_test(test_streams), cmocka_unit_test(test_backends),
-        cmocka_unit_test(test_nan),       cmocka_unit_test(test_memory),  cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_behind),    cmocka_unit_test(test_nan),     cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_refused),
     };
     if (engine_begin()) return 4;
     target = load(target_path, be);

@@ -120,7 +120,7 @@ static void test_timed(void **state)
         must(session_prefill(s, prompt, y.n_prompt, NULL, NULL, &e) || session_time(s, &o, &times, &e), &e);
         assert_int_equal(times.missing, 0);
         assert_true(times.verify_s[2] > 0 && times.verify_s[64] > 0 &&
-                    (times.draft_s > 0) == (y.source != NULL));
+                    (times.draft_s[0] > 0) == (y.source != NULL));
         setting_go(&y, s, NULL, N_NEW, NULL, 0, &r);
         session_free(s);
         engine_close(g);
@@ -153,11 +153,9 @@ static void never(void *ctx, const struct plan_offer *o, struct plan_choice *c)
     *c = (struct plan_choice){.rows = 1};
 }
 
-static int silent_look(struct session *s, struct source_look *l, struct err *e)
+static int silent_look(struct session *s, struct session_source *x, struct source_look *l, struct err *e)
 {
-    (void)s;
-    (void)l;
-    (void)e;
+    (void)s, (void)x, (void)l, (void)e;
     return 0;
 }
 
@@ -362,9 +360,9 @@ static void test_choose(void **state)
 
 /* ---- what is refused ---- */
 
-static int wrong_look(struct session *s, struct source_look *l, struct err *e)
+static int wrong_look(struct session *s, struct session_source *x, struct source_look *l, struct err *e)
 {
-    (void)e;
+    (void)x, (void)e;
     if (l->most) l->ids[0] = s->target->d->n_vocab, l->found = 1;
     return 0;
 }

@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "../../../common/make/convert.h"
 #include "../../../common/run/memory_plan.h"
 #include "tiny_pair.h"
 
@@ -113,7 +114,11 @@ static struct memory_planner *open_planner(const char *drafter)
     const struct desc_override o = {.draft_causal = -1};
     struct memory_planner *p;
     struct err e = {0};
-    assert_int_equal(memory_plan_open(&p, open_device(), target_path, drafter, &o, &e), 0);
+    assert_int_equal(
+        memory_plan_open(
+            &p, open_device(),
+            &(struct memory_plan_of){.target = target_path, .drafter = drafter, .drafter_override = &o}, &e),
+        0);
     return p;
 }
 
@@ -246,15 +251,118 @@ static void reports_failures(void **state)
     assert_int_equal(e.code, ERR_USAGE);
     memory_plan_close(p);
     memset(&e, 0, sizeof e);
-    assert_int_equal(memory_plan_open(&none, open_device(), "/nonexistent", NULL, &over, &e), -1);
+    assert_int_equal(
+        memory_plan_open(&none, open_device(),
+                         &(struct memory_plan_of){.target = "/nonexistent", .drafter_override = &over}, &e),
+        -1);
     assert_null(none);
     assert_int_equal(e.code, ERR_IO);
     memory_plan_close(NULL);
 }
 
+/* ---- what the host's memory may hold ---- */
+
+static void *never(struct kn_backend *be, size_t bytes)
+{
+    (void)be, (void)bytes;
+    fail();
+    return NULL;
+}
+
+/* The least number of layers whose keys and values make room, and what they take of the host's memory. */
+static void moves_caches(void **state)
+{
+    struct session_options o = {.ctx = 100000, .kv = {KN_F16, KN_F16}};
+    struct memory_planner *p;
+    struct memory_plan b, all, one;
+    struct err e = {0};
+    (void)state;
+    open_device();
+    device.op.alloc_host = never;
+    const struct desc_override over = {.draft_causal = -1};
+    assert_int_equal(
+        memory_plan_open(&p, (struct kn_backend *)(void *)&device,
+                         &(struct memory_plan_of){.target = target_path, .drafter_override = &over}, &e),
+        0);
+    assert_int_equal(memory_plan_session(p, &o, false, &all, &e), 0);
+    assert_int_equal(all.host, 0);
+    const uint64_t layer = all.caches / TINY_LAYERS;
+    device_free = all.all - layer / 2; /* one there, and room for it here: nothing is won */
+    assert_int_equal(memory_plan_session(p, &o, false, &b, &e), 0);
+    assert_int_equal(memory_plan_check(p, &o, false, &b, &e), -1);
+    assert_string_equal(e.hint, "--kv-host would fit");
+    assert_int_equal(memory_plan_kv_host(p, &o, false, &e), 0);
+    assert_int_equal(o.kv_host, 2);
+    assert_int_equal(memory_plan_session(p, &o, false, &b, &e), 0);
+    assert_int_equal(memory_plan_check(p, &o, false, &b, &e), 0);
+    assert_int_equal(b.host, 2 * layer);
+    assert_int_equal(b.caches, layer);
+    assert_int_equal(b.all, all.all - layer);
+    o.kv_host = 0, device_free = 1;
+    assert_int_equal(memory_plan_kv_host(p, &o, false, &e), 0); /* all of them, and one that is none */
+    assert_int_equal(memory_plan_session(p, &o, false, &one, &e), 0);
+    assert_int_equal(one.caches, 0);
+    /* more than any machine has */
+    o = (struct session_options){.ctx = 1 << 30, .kv = {KN_F32, KN_F32}, .kv_host = 3};
+    device_free = (size_t)1 << 50;
+    memset(&e, 0, sizeof e);
+    assert_int_equal(memory_plan_session(p, &o, false, &b, &e), 0);
+    assert_int_equal(memory_plan_check(p, &o, false, &b, &e), -1);
+    assert_int_equal(e.code, ERR_IO);
+    assert_non_null(strstr(e.msg, "too little of the host's memory (expected 768.00 GiB"));
+    memory_plan_close(p);
+}
+
+/* The least number of experts, and that with it a plan fits. */
+static void moves_experts(void **state)
+{
+    const struct session_options o = {.ctx = 10, .kv = {KN_F32, KN_F32}};
+    const struct desc_override over = {.draft_causal = -1};
+    const char *path = scratch("moe.gguf");
+    struct convert make;
+    struct memory_planner *p;
+    struct memory_plan b, all;
+    struct model *m;
+    struct err e = {0};
+    int n = 0;
+    (void)state;
+    convert_defaults(&make);
+    make.input = "test/family/qwen3moe.json", make.output = path;
+    make.random = true, make.seed = 1;
+    if (convert_run(&make, &e)) fail_msg("%s", e.msg);
+    struct kn_backend *be = open_device();
+    assert_int_equal(
+        memory_plan_open(&p, be, &(struct memory_plan_of){.target = path, .drafter_override = &over}, &e), 0);
+    assert_int_equal(memory_plan_session(p, &o, false, &all, &e), 0);
+    assert_int_equal(all.host, 0);
+    device_free = all.all - all.weights / 3;
+    assert_int_equal(memory_plan_session(p, &o, false, &b, &e), 0);
+    assert_int_equal(memory_plan_check(p, &o, false, &b, &e), -1);
+    assert_int_equal(sscanf(e.hint, "--experts-host %d would fit", &n), 1);
+    memory_plan_close(p);
+    for (int less = 1; less >= 0; less--) {
+        memset(&e, 0, sizeof e);
+        assert_int_equal(model_open(&m, path, be, NULL, &e), 0);
+        assert_int_equal(model_place(m, n - less, NULL, &e), 0);
+        assert_int_equal(
+            memory_plan_open(
+                &p, be, &(struct memory_plan_of){.target = path, .drafter_override = &over, .placed = m}, &e),
+            0);
+        assert_int_equal(memory_plan_session(p, &o, false, &b, &e), 0);
+        assert_int_equal(memory_plan_check(p, &o, false, &b, &e), less ? -1 : 0);
+        assert_in_range(b.host, 1, all.weights);
+        /* but for the tables of places */
+        assert_true(b.all + b.host > all.all && b.all + b.host < all.all + 1000);
+        memory_plan_close(p);
+        model_free(m);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(moves_caches),
+        cmocka_unit_test(moves_experts),
         cmocka_unit_test(equals_a_session),
         cmocka_unit_test(fits),
         cmocka_unit_test(names_a_context),

@@ -21,7 +21,7 @@ static void near(double is, double want)
 static struct plan_times made(void)
 {
     struct plan_times t = {.of = "made up", .overhead_s = 6e-6};
-    t.draft_s[0] = 5e-4, t.draft_s[2] = 7e-4;
+    t.draft_s[0][0] = 5e-4, t.draft_s[0][2] = 7e-4;
     t.rows_s[0][1] = 1e-3, t.rows_s[0][2] = 1.5e-3, t.rows_s[0][8] = 1.8e-3, t.rows_s[0][9] = 3e-3;
     t.rows_s[0][16] = 3.1e-3;
     t.rows_s[2][1] = 2e-3;
@@ -50,13 +50,13 @@ static void test_looked_up(void **state)
     near(plan_times_rows(&t, 17, 0), 3.1e-3 + 0.1e-3 / 7);
     near(plan_times_rows(&t, 99, 0), plan_times_rows(&t, 64, 0));
     near(plan_times_rows(&t, 0, 0), 1e-3);
-    near(plan_times_draft(&t, 0), 5e-4);
+    near(plan_times_draft(&t, 1, 0), 5e-4);
     /* Buckets without times: the one below's, by the ratio of plain steps where both are known. */
     near(plan_times_rows(&t, 8, 3000), 1.8e-3);
     near(plan_times_rows(&t, 8, 5000), 3.6e-3);
     near(plan_times_rows(&t, 8, 1 << 20), 1.8e-3);
-    near(plan_times_draft(&t, 3000), 5e-4);
-    near(plan_times_draft(&t, 9000), 7e-4);
+    near(plan_times_draft(&t, 1, 3000), 5e-4);
+    near(plan_times_draft(&t, 1, 9000), 7e-4);
     assert_true(plan_times_measured(&t, 9, 2047) && !plan_times_measured(&t, 9, 2048));
     assert_false(plan_times_measured(&t, 5, 0) || plan_times_measured(&t, 65, 0));
     /* A falling end is not drawn on. */
@@ -64,14 +64,14 @@ static void test_looked_up(void **state)
     near(plan_times_rows(&t, 40, 0), 2.9e-3);
     /* Of the bucket above where there is none below. */
     struct plan_times far = {0};
-    far.rows_s[3][1] = 1, far.rows_s[3][4] = 2, far.draft_s[4] = 3;
+    far.rows_s[3][1] = 1, far.rows_s[3][4] = 2, far.draft_s[0][4] = 3;
     near(plan_times_rows(&far, 4, 0), 2);
-    near(plan_times_draft(&far, 0), 3);
+    near(plan_times_draft(&far, 1, 0), 3);
     assert_true(plan_times_rows(&(struct plan_times){0}, 4, 0) == 0);
     /* Put as measured. */
-    double verify_s[PLAN_TIMES_ROWS + 1] = {7, 7, 0, 3};
-    plan_times_put(&t, 3000, 1, 2, verify_s);
-    near(plan_times_rows(&t, 1, 2048), 1), near(plan_times_draft(&t, 4095), 2);
+    double verify_s[PLAN_TIMES_ROWS + 1] = {7, 7, 0, 3}, draft_s[PLAN_SOURCES] = {2};
+    plan_times_put(&t, 3000, 1, draft_s, verify_s);
+    near(plan_times_rows(&t, 1, 2048), 1), near(plan_times_draft(&t, 1, 4095), 2);
     near(plan_times_rows(&t, 3, 2048), 3), near(plan_times_rows(&t, 2, 2048), 2);
     assert_false(plan_times_measured(&t, 2, 2048));
 }
@@ -94,14 +94,15 @@ static void test_stamps(void **state)
     near(t.rows_s[0][5], 1.7e-3);
     plan_times_seen_rows(&t, 8, 3000, 9);
     near(t.rows_s[1][8], 2 * was.rows_s[0][8] * (1 - 0.0625));
-    plan_times_seen_draft(&t, 0, 5.8e-4);
-    near(t.draft_s[0], 5.1e-4);
+    plan_times_seen_draft(&t, 1, 0, 5.8e-4);
+    near(t.draft_s[0][0], 5.1e-4);
     plan_times_seen_overhead(&t, 14e-6);
     near(t.overhead_s, 6.75e-6);
     /* No number, or no row count. */
     was = t;
     plan_times_seen_rows(&t, 8, 0, NAN), plan_times_seen_rows(&t, 8, 0, INFINITY);
-    plan_times_seen_rows(&t, 8, 0, 0), plan_times_seen_rows(&t, 8, 0, -1), plan_times_seen_draft(&t, 0, NAN);
+    plan_times_seen_rows(&t, 8, 0, 0), plan_times_seen_rows(&t, 8, 0, -1),
+        plan_times_seen_draft(&t, 1, 0, NAN);
     plan_times_seen_rows(&t, 0, 0, 1), plan_times_seen_rows(&t, 65, 0, 1), plan_times_seen_overhead(&t, NAN);
     assert_memory_equal(&t, &was, sizeof t);
     /* A change that stays is followed. */
@@ -114,17 +115,17 @@ static void test_checked(void **state)
     (void)state;
     struct plan_times t = made();
     struct err e = {0};
-    assert_int_equal(plan_times_check(&t, true, &e), 0);
+    assert_int_equal(plan_times_check(&t, 1, &e), 0);
     memset(t.draft_s, 0, sizeof t.draft_s);
-    assert_int_equal(plan_times_check(&t, false, &e), 0);
-    assert_int_equal(plan_times_check(&t, true, &e), -1);
+    assert_int_equal(plan_times_check(&t, 0, &e), 0);
+    assert_int_equal(plan_times_check(&t, 1, &e), -1);
     assert_int_equal(e.code, ERR_USAGE);
     assert_string_equal(e.msg,
                         "times of plans of made up: no time of a draft (expected one in some context)");
     memset(&t, 0, sizeof t);
     memset(&e, 0, sizeof e);
     t.rows_s[0][1] = 1;
-    assert_int_equal(plan_times_check(&t, false, &e), -1);
+    assert_int_equal(plan_times_check(&t, 0, &e), -1);
     assert_string_equal(
         e.msg, "times of plans: no time of a verify of two rows or more (expected one in some context)");
 }
@@ -142,8 +143,8 @@ static void test_file(void **state)
     char path[160];
     assert_int_equal(plan_times_parse(&t, doc, strlen(doc), "doc", &e), 0);
     assert_string_equal(t.of, "Qwen3-8B");
-    near(t.overhead_s, 6e-6), near(t.draft_s[0], 0.00055), near(t.rows_s[0][16], 0.0021);
-    near(t.rows_s[2][1], 0.002), assert_true(t.draft_s[2] == 0);
+    near(t.overhead_s, 6e-6), near(t.draft_s[0][0], 0.00055), near(t.rows_s[0][16], 0.0021);
+    near(t.rows_s[2][1], 0.002), assert_true(t.draft_s[0][2] == 0);
     /* Written and read: the same bits, also of numbers that have no short form. */
     t.rows_s[0][3] = 1e-3 / 3, t.rows_s[11][1] = 0.1 + 1e-17, t.rows_s[11][64] = M_PI;
     snprintf(path, sizeof path, "%s", scratch("times.json"));

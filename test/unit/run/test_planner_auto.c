@@ -351,11 +351,11 @@ static void test_times(void **state)
     const struct planner_auto_options o = {
         .times = &t, .counts = m->counts, .n_counts = m->n_counts, .block = 16, .drafter = true};
     assert_int_equal(planner_auto_init(&made, &o, &e), 0);
-    made.times.draft_s[0] *= 1.8;
+    made.times.draft_s[0][0] *= 1.8;
     world_of(m, d, 3);
     const struct planner p = planner_auto(&made);
     world_run(&w, &p, TOKENS, &r, NULL);
-    assert_true(fabs(made.times.draft_s[0] - m->draft_s) < 0.03 * m->draft_s);
+    assert_true(fabs(made.times.draft_s[0][0] - m->draft_s) < 0.03 * m->draft_s);
     assert_true(fabs(made.times.rows_s[0][12] - m->verify_s[5]) < 0.03 * m->verify_s[5]);
 }
 
@@ -373,7 +373,7 @@ static void test_says(void **state)
         const struct planner_auto_stats *s = &made.stats;
         int64_t cycles = s->plain, drafts = 0, labels = 0;
         for (int n = 1; n <= PLAN_TIMES_ROWS; n++) drafts += s->drafted[n], assert_int_equal(s->look[n], 0);
-        for (int j = 0; j < CALIBRATION_SLOTS; j++) labels += made.calibration.draft_gauge[j].labels;
+        for (int j = 0; j < CALIBRATION_SLOTS; j++) labels += made.calibration.draft_gauge[0][j].labels;
         assert_int_equal(cycles + drafts, s->cycles);
         assert_int_equal(s->cycles, r.cycles), assert_int_equal(s->tokens, r.tokens);
         assert_int_equal(drafts, r.drafts);
@@ -539,7 +539,7 @@ static void test_refused(void **state)
     assert_int_equal(planner_auto_init(&made, &o, &e), -1);
     assert_string_equal(e.msg, "rows of a block of plans (expected 2 to 64, got 1)");
     memset(&e, 0, sizeof e);
-    t.draft_s[0] = 0, o.block = 16;
+    t.draft_s[0][0] = 0, o.block = 16;
     assert_int_equal(planner_auto_init(&made, &o, &e), -1);
     assert_string_equal(e.msg, "times of plans: no time of a draft (expected one in some context)");
 }
@@ -564,7 +564,7 @@ static void tree_planner(struct planner_auto *a, double more, int32_t tree, bool
 {
     static const int32_t counts[] = {2, 4, 8};
     struct err e = {0};
-    struct plan_times t = {.draft_s = {1e-4}, .rows_s = {{0, 1e-3, 1.02e-3, 0, 1.04e-3, 0, 0, 0, 1.1e-3}}};
+    struct plan_times t = {.draft_s[0] = {1e-4}, .rows_s = {{0, 1e-3, 1.02e-3, 0, 1.04e-3, 0, 0, 0, 1.1e-3}}};
     t.rows_s[0][16] = 1.1e-3 + 8 * more * 1e-3, t.rows_s[0][64] = 1.1e-3 + 56 * more * 1e-3;
     const struct planner_auto_options o = {.times = &t,
                                            .fixed = true,
@@ -628,7 +628,7 @@ static void test_trees_learn(void **state)
         struct plan_choice c;
         tree_planner(&a, 0.02, 63, false);
         const struct planner p = planner_auto(&a);
-        double before = a.sibling[0] / a.sibling[1];
+        double before = a.by[0].sibling[0] / a.by[0].sibling[1];
         for (int i = 0; i < 60; i++) {
             p.next(p.ctx, &plan), p.choose(p.ctx, &o, &c);
             if (!c.nodes) continue;
@@ -642,7 +642,7 @@ static void test_trees_learn(void **state)
                                           .ranks = ranks};
             p.seen(p.ctx, &r);
         }
-        const double after = a.sibling[0] / a.sibling[1];
+        const double after = a.by[0].sibling[0] / a.by[0].sibling[1];
         assert_true(second ? after > before : after < 0.8 * before);
         if (second) assert_true(a.stats.tree[c.rows] > 0);
         assert_true(a.stats.cycles > 2);

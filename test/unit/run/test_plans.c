@@ -350,9 +350,13 @@ static void test_auto(void **state)
     (void)state;
     for (int i = 0; i < 16; i++) {
         const bool cheap = i & 1, fixed = i & 2, recorded = i & 4;
-        struct way y = {
-            .prompt = 33, .chunk = 64, .sampler = i & 8 ? sampled : greedy, .target_model = t, .width = 1};
-        struct plan_times times = {.draft_s = {cheap ? 1e-5 : 3e-3},
+        struct way y = {.prompt = 33,
+                        .chunk = 64,
+                        .draft_window = SESSION_DRAFT_ALL,
+                        .sampler = i & 8 ? sampled : greedy,
+                        .target_model = t,
+                        .width = 1};
+        struct plan_times times = {.draft_s[0] = {cheap ? 1e-5 : 3e-3},
                                    .rows_s = {{0, 1e-3, 1.01e-3, 0, 0, 1.02e-3}}};
         const struct planner_auto_options o = {.times = &times,
                                                .fixed = fixed,

@@ -426,6 +426,109 @@ static void test_growing(void **state)
     assert_int_equal(t.nodes[2].parent, 0); /* the sibling is likelier than the child */
 }
 
+/* ---- growing where what stands before counts ---- */
+
+enum { PLACES = 4, TOP = 5, ALL = 5 + 25 + 125 + 625 };
+struct rows {
+    float top[PLACES * TOP], behind[PLACES][TOP][TOP];
+};
+
+static const float *row_behind(void *ctx, int32_t place, int32_t rank)
+{
+    const struct rows *y = ctx;
+    assert_true(place > 0 && place < PLACES && rank > 0 && rank < TOP);
+    return y->behind[place][rank];
+}
+
+/* Every path there is, by brute force: ranks, and the log of its probability. */
+struct path {
+    int8_t rank[PLACES];
+    int32_t n;
+    double reach;
+};
+
+static int32_t all_paths(const struct rows *y, double beside, struct path *out)
+{
+    int32_t n = 0;
+    for (int32_t depth = 1; depth <= PLACES; depth++)
+        for (int32_t code = 0; code < (int32_t)pow(TOP, depth); code++) {
+            struct path p = {.n = depth};
+            bool off = false;
+            for (int32_t i = 0, x = code; i < depth; i++, x /= TOP) p.rank[i] = (int8_t)(x % TOP);
+            for (int32_t i = 0; i < depth; i++) {
+                const int32_t before = i ? p.rank[i - 1] : 0;
+                const float *row = before ? y->behind[i][before] : y->top + i * TOP;
+                p.reach += (double)row[p.rank[i]] + (off ? beside : 0);
+                off = off || p.rank[i];
+            }
+            out[n++] = p;
+        }
+    return n;
+}
+
+static int likelier(const void *a, const void *b)
+{
+    const double x = ((const struct path *)a)->reach, y = ((const struct path *)b)->reach;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+static void random_row(float *row, uint32_t *x, bool falls)
+{
+    double sum = 0, v[TOP];
+    for (int32_t i = 0; i < TOP; i++) v[i] = (double)(draw_next(x) % 10000) / 1700, sum += exp(v[i]);
+    for (int32_t i = 0; i < TOP; i++) row[i] = (float)(v[i] - log(sum));
+    for (int32_t i = 1; i < TOP && falls; i++)
+        for (int32_t j = i; j > 0 && row[j] > row[j - 1]; j--) {
+            const float t = row[j];
+            row[j] = row[j - 1], row[j - 1] = t;
+        }
+}
+
+/* The nodes of a tree are the likeliest of all paths, and no other. */
+static void test_behind(void **state)
+{
+    static struct path all[ALL];
+    (void)state;
+    for (uint32_t nth = 0; nth < 200; nth++) {
+        struct rows y;
+        struct tree t;
+        uint32_t x = nth * 77 + 5;
+        double reach;
+        int32_t depth;
+        for (int32_t j = 0; j < PLACES; j++) {
+            random_row(y.top + j * TOP, &x, true);
+            for (int32_t r = 0; r < TOP; r++) random_row(y.behind[j][r], &x, false);
+        }
+        const double beside = nth % 2 ? -0.4 : 0;
+        assert_int_equal(all_paths(&y, beside, all), ALL);
+        qsort(all, ALL, sizeof *all, likelier);
+        tree_begin(&t, y.top, PLACES, TOP, false);
+        t.behind = row_behind, t.behind_ctx = &y, t.beside = beside;
+        for (int32_t i = 0; i < TREE_ROWS - 1; i++) {
+            struct path p = {0};
+            assert_true(tree_add(&t, &reach, &depth));
+            assert_true(fabs(log(reach) - all[i].reach) < 1e-6);
+            for (int32_t r = t.n - 1, at = depth; r; r = t.nodes[r].parent) p.rank[--at] = t.nodes[r].rank;
+            assert_int_equal(depth, all[i].n);
+            assert_memory_equal(p.rank, all[i].rank, sizeof p.rank);
+        }
+        struct err e = {0};
+        must(tree_check(t.nodes, t.n, PLACES, TOP, &e), &e);
+        /* Seeded: the chain, then the likeliest of the rest. */
+        tree_begin(&t, y.top, PLACES, TOP, true);
+        t.behind = row_behind, t.behind_ctx = &y, t.beside = beside;
+        for (int32_t i = 0; i < PLACES; i++) assert_true(tree_add(&t, NULL, NULL));
+        assert_true(tree_is_chain(t.nodes, t.n));
+        for (int32_t i = 0; t.n < 40; i++) {
+            bool chain = true;
+            for (int32_t j = 0; j < all[i].n; j++) chain &= !all[i].rank[j];
+            if (chain) continue;
+            assert_true(tree_add(&t, &reach, NULL));
+            assert_true(fabs(log(reach) - all[i].reach) < 1e-6);
+        }
+    }
+}
+
 static void test_refused(void **state)
 {
     static const struct {
@@ -496,10 +599,8 @@ static int close_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_streams),
-        cmocka_unit_test(test_growing),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_rows),   cmocka_unit_test(test_streams), cmocka_unit_test(test_growing),
+        cmocka_unit_test(test_behind), cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

@@ -328,7 +328,7 @@ static inline void take_all_times(const struct setting *y, struct session *s, bo
     must(session_time(s, &o, &t, &e), &e);
     assert_int_equal(s->n_past, n_past);
     assert_true(t.plain_s > 0 && t.plain_s < 30 && t.spent_s >= t.plain_s && !t.missing);
-    assert_true((t.draft_s > 0) == (y->source != NULL) && (t.wait_s > 0) == (y->source && recorded));
+    assert_true((t.draft_s[0] > 0) == (y->source != NULL) && (t.wait_s > 0) == (y->source && recorded));
     for (int32_t r = 0; r <= SESSION_MAX_ROWS; r++) {
         bool asked = false;
         for (int32_t i = 0; i < o.n; i++) asked |= rows[i] == r;

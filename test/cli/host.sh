@@ -1,0 +1,31 @@
+# Experts and caches in the host's memory: on the CPU the flags are read, checked and do nothing; what is refused.
+M="-m t.gguf --device cpu"
+dflash-convert -q $SRC/test/family/qwen3moe.json --random 3 --type f32 -o t.gguf
+for i in $(seq 20); do printf "\\x0$((i * i % 4))\\0\\0\\0"; done >p
+fails() { # STATUS COMMAND...: its last line
+    local want=$1 got=0
+    shift
+    "$@" <p >o 2>err || got=$?
+    [ $got = $want ] || echo "status $got:"
+    tail -n 1 err
+}
+dflash-prefill -q $M --imatrix im <p
+dflash-generate -q $M -n 12 --ignore-eos <p >plain
+for f in "--experts-host 3" "--experts-host 6 --experts-counts im" --kv-host "--kv-host-layers 2"; do
+    dflash-generate -q $M -n 12 --ignore-eos --stats s --force $f <p 2>err >o
+    cmp o plain
+    cat err
+    grep -o '"experts_host":[0-9]*,"kv_host_layers":[0-9]*,"host_bytes":[0-9]*' s
+done
+grep -o '"kv_host":[a-z]*,"kv_host_layers":[0-9]*,"experts_host":[0-9]*,"experts_counts":[a-z]*' s
+dflash-bench rows -q $M --rows 1 --prompts 9 --context 9 --rounds 1 --experts-host 2 2>/dev/null |
+    grep -o '"experts_host":[0-9]*,"experts_host_bytes":[0-9]*\|"host_bytes":[0-9]*,"link_bytes_per_s":[a-z]*,"floor_host_s":[0-9.]*'
+fails 2 dflash-generate $M -n 4 --experts-host 7
+fails 2 dflash-generate -m $DATA/target-bf16.gguf -n 4 --experts-host 1 --device cpu
+fails 2 dflash-generate $M -n 4 --experts-counts im
+fails 2 dflash-generate $M -n 4 --experts-host -1
+fails 2 dflash-prefill $M -o s2 --kv-host-layers 9999
+fails 4 dflash-generate $M -n 4 --experts-host 1 --experts-counts nothing
+fails 3 dflash-generate $M -n 4 --experts-host 1 --experts-counts t.gguf
+dflash-prefill -q -m $DATA/target-q8_0.gguf --device cpu --imatrix other <p
+fails 3 dflash-generate $M -n 4 --experts-host 1 --experts-counts other

@@ -1,0 +1,170 @@
+/* hybrid_fixture.h - random models with gated delta nets, drafters of both kinds for them, and streams under
+ * plans.
+ *
+ * Of test_recurrent.c and test_sources.c. */
+#ifndef TEST_HYBRID_FIXTURE_H
+#define TEST_HYBRID_FIXTURE_H
+
+#include "../model/family_fixture.h"
+
+#include "../model/recorder.h"
+#include "../often.h"
+#include "../streams.h"
+
+#include "../../../common/run/cycle.h"
+#include "../../../common/run/memory_plan.h"
+#include "../../../common/run/session_impl.h"
+#include "../../../common/run/times.h"
+#include "spans.h"
+
+enum { IDS = 9, BLOCK = 6, N_ROWS = 150 };
+
+/* ---- models: random weights at the sizes of three configs ---- */
+
+#define SIZES(layers, types, n_k, n_v, d_k, d_v, taps)                                                       \
+    {"num_hidden_layers", layers}, {"layer_types", types}, {"linear_conv_kernel_dim", taps},                 \
+        {"linear_key_head_dim", d_k}, {"linear_num_key_heads", n_k}, {"linear_num_value_heads", n_v},        \
+        {"linear_value_head_dim", d_v}, {"rope_theta", NULL}, {"rope_scaling", NULL},                        \
+        {"use_sliding_window", NULL}, {"max_window_layers", NULL}, {"vocab_size", "9"},                      \
+        {"tie_word_embeddings", "false"},                                                                    \
+    {                                                                                                        \
+        "rope_parameters",                                                                                   \
+            "{\"rope_type\": \"default\", \"rope_theta\": 10000, \"partial_rotary_factor\": 0.5}"            \
+    }
+#define FULL "\"full_attention\""
+#define LINEAR "\"linear_attention\""
+
+static const struct pair dense[] = {
+    {"architectures", "[\"Qwen3_5ForCausalLM\"]"},
+    {"model_type", "\"qwen3_5_text\""},
+    SIZES("4", "[" LINEAR ", " LINEAR ", " LINEAR ", " FULL "]", "2", "6", "24", "20", "4"),
+    {NULL, NULL},
+};
+static const struct pair even[] = {
+    {"architectures", "[\"Qwen3_5ForCausalLM\"]"},
+    {"model_type", "\"qwen3_5_text\""},
+    SIZES("3", "[" FULL ", " LINEAR ", " LINEAR "]", "3", "3", "16", "32", "2"),
+    {NULL, NULL},
+};
+static const struct pair experts[] = {
+    {"architectures", "[\"Qwen3_5MoeForCausalLM\"]"},
+    {"model_type", "\"qwen3_5_moe_text\""},
+    {"num_experts", "5"},
+    {"num_experts_per_tok", "2"},
+    {"moe_intermediate_size", "24"},
+    {"shared_expert_intermediate_size", "20"},
+    SIZES("5", "[" LINEAR ", " FULL ", " LINEAR ", " FULL ", " LINEAR "]", "2", "8", "16", "16", "4"),
+    {NULL, NULL},
+};
+static const struct pair *const kinds[] = {dense, even, experts};
+enum { KINDS = sizeof kinds / sizeof kinds[0] };
+
+static const struct pair drafter_parts[] = {
+    {"block_size", "6"},
+    {"dflash_config", "{\"mask_token_id\": 8, \"target_layer_ids\": [0, 2]}"},
+    {"num_target_layers", NULL},
+    {"vocab_size", "9"},
+    {NULL, NULL},
+};
+
+static struct kn_backend *be;
+
+static inline struct model *make(const char *dir, uint64_t seed, enum quant_recipe type)
+{
+    struct err e = {0};
+    struct model *m;
+    struct convert o = options(dir);
+    char path[64];
+    snprintf(path, sizeof path, "%s.gguf", dir);
+    o.output = path;
+    o.random = true;
+    o.seed = seed;
+    o.type_given = true;
+    o.type = type;
+    if (!strcmp(dir, "target")) o.mtp = CONVERT_MTP_KEEP;
+    convert_ok(&o);
+    must(model_load(&m, path, be, NULL, NULL, NULL, &e), &e);
+    return m;
+}
+
+/* Of the target's file: a target's weights and the block that predicts further tokens, which is read as a
+ * drafter. */
+static inline struct model *target(int kind)
+{
+    family_config("target", kinds[kind], NULL);
+    return make("target", 11 + (uint64_t)kind, kind == 1 ? QUANT_Q8_0 : QUANT_F32);
+}
+
+/* A test's state says which drafter: NULL, a DFlash drafter; else the MTP block of the newest target. */
+static inline struct model *drafter(void **state)
+{
+    const struct desc_override o = {.drafter = true, .draft_causal = -1, .block_size = BLOCK};
+    struct err e = {0};
+    struct model *m;
+    write_config("drafter", base_drafter, drafter_parts);
+    if (!*state) return make("drafter", 5, QUANT_F32);
+    must(model_load(&m, "target.gguf", be, &o, NULL, NULL, &e), &e);
+    return m;
+}
+
+static const struct kn_sampler samplers[] = {
+    {.top_p = 1, .repeat_penalty = 1},
+    {.temp = 2, .top_k = 7, .top_p = 0.95f, .repeat_penalty = 1.1f, .repeat_last = 20, .seed = 3},
+};
+
+static inline void same(const struct run *a, const struct run *b, bool traces)
+{
+    same_ids(a, b);
+    if (traces) same_trace(a, b);
+}
+
+/* A stream of source x under plans p, the recurrent state written every so many rows. */
+static inline void run_planned(struct model *t, struct source *x, int sampler, int32_t every,
+                               const struct planner *p, int32_t width, struct run *r)
+{
+    struct err e = {0};
+    struct engine *g;
+    struct session *s;
+    const struct session_options o = {.ctx = 400, .chunk = 16, .kv = {KN_F16, KN_F16}};
+    const struct spec_options go = {.n = N_NEW,
+                                    .sampler = samplers[sampler],
+                                    .width = width,
+                                    .planner = p,
+                                    .tokens = take_tokens,
+                                    .proposals = take_proposals,
+                                    .ctx = r};
+    memset(r, 0, sizeof *r);
+    must(engine_open(&g, t, x, &o, &e) || session_open(&s, g, &e), &e);
+    s->every = every;
+    must(session_prefill(s, prompt, 33, NULL, NULL, &e) || spec_generate(s, &go, &r->st, &e), &e);
+    assert_int_equal(r->n, N_NEW);
+    session_free(s);
+    engine_close(g);
+}
+
+static inline struct setting setting(struct model *t, struct source *x, int i, int32_t n_prompt)
+{
+    static const int32_t every[] = {0, 2, 3, 6};
+    return (struct setting){.target = t,
+                            .source = x,
+                            .o = {.ctx = 400, .chunk = 16, .kv = {KN_F16, KN_F16}},
+                            .sampler = samplers[i % 2],
+                            .every = every[i / 2 % 4],
+                            .n_prompt = n_prompt};
+}
+
+static inline int open_all(void **state)
+{
+    const struct kn_open o = {.device = "cpu", .threads = 1};
+    char msg[128];
+    make_prompt(IDS - 1);
+    return setup(state) || kn_backend_open(&be, &o, msg, sizeof msg) ? -1 : 0;
+}
+
+static inline int close_all(void **state)
+{
+    kn_backend_close(be);
+    return teardown(state);
+}
+
+#endif
