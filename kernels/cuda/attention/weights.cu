@@ -111,14 +111,11 @@ int cuda_attention_weights(struct kn_backend *kb, const struct kn_attention_weig
     const dim3 keys((unsigned)((a->n_keys + KEYS - 1) / KEYS), (unsigned)kv->n_head_kv),
         queries((unsigned)(a->n * a->n_head)),
         rows((unsigned)((a->n_keys + THREADS - 1) / THREADS), (unsigned)a->n);
-    const auto score = [&](auto number) {
+    cudaError_t err = kv_of_types(kv->type, [&](auto number, auto) {
         using NUMBER = decltype(number);
         return cuda_launch(be, score_keys<NUMBER>, keys, dim3(THREADS), 0, *a, (const void *)kv->k,
                            kv_where_of(kv), kv->n_head_kv, kv->head_dim);
-    };
-    cudaError_t err = kv->type.k == KN_F32   ? score(0.0f)
-                      : kv->type.k == KN_F16 ? score(__half())
-                                             : score(__nv_bfloat16());
+    });
     if (err == cudaSuccess) err = cuda_launch(be, weigh_queries, queries, dim3(THREADS), 0, *a);
     if (err == cudaSuccess) err = cuda_launch(be, join_heads, rows, dim3(THREADS), 0, *a);
     return cuda_check(be, "attention_weights", err);
