@@ -557,6 +557,27 @@ void models_check_bos(const struct models *m, const struct cli *c, const int32_t
                  d->bos_id, ids[0]);
 }
 
+int64_t models_left_out(const struct cli *c, const struct state_info *info)
+{
+    const struct session_gaps *g = &info->gaps;
+    if (g->n_text)
+        cli_warn(c,
+                 "the state's prompt is compressed: it holds %" PRId32 " of %" PRId32
+                 " tokens; what was left out is lost",
+                 g->n_kept, g->n_text);
+    return (int64_t)g->n_text - g->n_kept;
+}
+
+json_t *models_gaps_json(const struct session_gaps *g)
+{
+    char id[33];
+    if (!g->n_text) return json_null();
+    for (int i = 0; i < 16; i++) snprintf(id + 2 * i, 3, "%02x", g->scorer_id[i]);
+    return json_pack("{s:i,s:i,s:f,s:o,s:s}", "text_tokens", g->n_text, "kept_tokens", g->n_kept, "keep",
+                     (double)g->keep, "scorer", json_text(g->scorer, strlen(g->scorer)), "scorer_identity",
+                     id);
+}
+
 void models_check_length(const struct models *m, const struct cli *c, int64_t positions)
 {
     const struct desc *d[] = {m->target->d, m->drafter ? m->drafter->d : NULL};

@@ -184,6 +184,11 @@ void models_close(struct models *m);
 int models_kv(struct models *m, const struct state_info *info, struct session_options *o, struct err *e);
 /* Warn about a raw prompt without the BOS that the model asks for. */
 void models_check_bos(const struct models *m, const struct cli *c, const int32_t *ids, size_t n);
+/* Tokens of a state's text that were left out of it (info zero: no state); warns if there are any. */
+int64_t models_left_out(const struct cli *c, const struct state_info *info);
+/* null, or what a stream's first prompt lost: {"text_tokens":..,"kept_tokens":..,"keep":..,"scorer":..,
+ * "scorer_identity":..}. */
+json_t *models_gaps_json(const struct session_gaps *g);
 /* Warn where a run may go past the positions that the target was trained for, or the drafter. */
 void models_check_length(const struct models *m, const struct cli *c, int64_t positions);
 /* Refuse ids that the target does not have, naming their file (or stdin), the index and the id. */

@@ -357,6 +357,20 @@ struct kn_attention {
     const struct kn_sparse *sparse;
 };
 
+/* What rows of queries attend to. p[r, h, j] is the softmax, over the keys j <= pos[r] of the first n_keys,
+ * of scale * q[r, h] . k[j]; 0 for other keys. m[r, h, j] is the sum of p[r, h, i] over |i - j| <= pool / 2,
+ * over pool. out[r, j] becomes the largest of itself and of m[r, h, j] over all heads. */
+struct kn_attention_weights {
+    const float *q;         /* [n, n_head, head_dim] after norm and rope */
+    const struct kn_kv *kv; /* f16, bf16 or f32 keys; holds positions 0 .. n_keys - 1 */
+    const int32_t *pos;     /* [n] */
+    int32_t n, n_head, n_keys;
+    float scale;
+    int32_t pool;   /* odd, 1 or more */
+    float *scratch; /* [n, n_head, n_keys] */
+    float *out;     /* [n, n_keys] */
+};
+
 struct kn_rope_store {
     float *q; /* [n, n_head, head_dim] in place, or NULL (context rows have no query) */
     float *k; /* [n, n_head_kv, head_dim] in place: overwritten with the normed, rotated key; NULL: queries
@@ -713,10 +727,10 @@ struct kn_ops {
     /* out[n, n_in] = scale * table rows of ids; the row of KN_PICK_NAN is NaN */
     int (*embed)(struct kn_backend *, float *out, const struct kn_weight *table, const int32_t *ids,
                  int32_t n, float scale);
-    /* out[n, n_rot/2, 2] = cos, sin of pos * freq[i]; freq [n_rot/2] double in device memory; computed in
-     * double */
-    int (*rope_table)(struct kn_backend *, float *out, const int32_t *pos, int32_t n, const double *freq,
-                      int32_t n_rot);
+    /* out[n, n_rot/2, 2] = cos, sin of p * freq[i], p = pos, or where there is an origin origin[pos] (both in
+     * device memory); freq [n_rot/2] double in device memory; computed in double */
+    int (*rope_table)(struct kn_backend *, float *out, const int32_t *pos, const int32_t *origin, int32_t n,
+                      const double *freq, int32_t n_rot);
     /* out[n, width] = x / rms(x) * weight (weight NULL: 1); out may be x */
     int (*rms_norm)(struct kn_backend *, float *out, const float *x, const float *weight, int32_t n,
                     int64_t width, float eps);
@@ -733,6 +747,7 @@ struct kn_ops {
                       enum kn_act act, int32_t n);
     int (*rope_store)(struct kn_backend *, const struct kn_rope_store *);
     int (*attention)(struct kn_backend *, const struct kn_attention *);
+    int (*attention_weights)(struct kn_backend *, const struct kn_attention_weights *);
     /* rope_store of one layer, then attention over its rows, both with the same q, pos, n, n_head and kv. q
      * and k may be left as they were. The same results as the two. NULL: the two. */
     int (*attend)(struct kn_backend *, const struct kn_rope_store *, const struct kn_attention *);

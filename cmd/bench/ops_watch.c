@@ -74,11 +74,12 @@ static int t_embed(struct kn_backend *be, float *out, const struct kn_weight *ta
                 name_of(table->type), (long long)table->n_in);
 }
 
-static int t_rope_table(struct kn_backend *be, float *out, const int32_t *pos, int32_t n, const double *freq,
-                        int32_t n_rot)
+static int t_rope_table(struct kn_backend *be, float *out, const int32_t *pos, const int32_t *origin,
+                        int32_t n, const double *freq, int32_t n_rot)
 {
     struct watch *k = watch_of(be);
-    return done(k, k->inner->rope_table(be, out, pos, n, freq, n_rot), "rope_table", 0, "[%d]", n_rot);
+    return done(k, k->inner->rope_table(be, out, pos, origin, n, freq, n_rot), "rope_table", 0, "[%d]",
+                n_rot);
 }
 
 static int t_rms_norm(struct kn_backend *be, float *out, const float *x, const float *weight, int32_t n,

@@ -218,6 +218,7 @@ struct run {
     size_t n_prompt;
     bool prompt_read, trained; /* trained: for want of -n and --ctx the caches are of the trained context */
     int32_t n_stops;
+    int64_t left_out; /* tokens of the text that the state does not hold */
     struct result r;
 };
 
@@ -282,7 +283,7 @@ static int rest_of_context(struct run *u, struct err *e)
 {
     const struct desc *t = set.m.target->d, *d = set.m.drafter ? set.m.drafter->d : NULL;
     const int32_t block = d ? set.block ? set.block : desc_cycle_rows(d) : 1;
-    const int64_t ctx = set.ctx ? set.ctx : t->n_ctx_train,
+    const int64_t ctx = set.ctx ? set.ctx : t->n_ctx_train - u->left_out,
                   used = (int64_t)u->info.n_tokens + (int64_t)u->n_prompt + block;
     if (set.n >= 0) return 0;
     if (ctx < 1) return err_set(e, ERR_USAGE, "-n N is missing, and the target does not say its context");
@@ -298,9 +299,10 @@ static int rest_of_context(struct run *u, struct err *e)
 
 static int check_inputs(struct run *u, struct err *e)
 {
+    u->left_out = models_left_out(&cli, &u->info);
     if (models_check_ids(&set.m, "stdin", u->prompt, u->n_prompt, e) || rest_of_context(u, e)) return -1;
     if (!set.state_path) models_check_bos(&set.m, &cli, u->prompt, u->n_prompt);
-    models_check_length(&set.m, &cli, (int64_t)u->info.n_tokens + (int64_t)u->n_prompt + set.n);
+    models_check_length(&set.m, &cli, (int64_t)u->info.n_tokens + (int64_t)u->n_prompt + set.n + u->left_out);
     return make_options(u, e);
 }
 

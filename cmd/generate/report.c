@@ -284,6 +284,7 @@ int report_write(const struct settings *set, struct session *s, const struct res
     json_object_set_new(j, "rest_s", json_finite(rest_s(st)));
     json_object_set_new(j, "drafter_nan_cycles", json_integer(st->nan_cycles));
     json_object_set_new(j, "sparse", sparse_flags_json(s, e));
+    json_object_set_new(j, "compressed", models_gaps_json(&s->gaps));
     json_object_set_new(j, "plan", plan_flags_json(&set->plan));
     json_object_set_new(j, "settings", settings_json(set, s));
     char *text = json_line(j, 9);

@@ -88,6 +88,12 @@ static void state_json(const struct state_info *x, const char *path, const struc
         json_object_set_new(
             j, "sparse", json_pack("{s:f,s:i}", "alpha", (double)x->sparse.alpha, "dense", x->sparse.dense));
     if (j && x->pool) json_object_set_new(j, "pool", json_integer(x->pool));
+    if (j && x->gaps.n_text)
+        json_object_set_new(j, "compressed",
+                            json_pack("{s:i,s:i,s:f,s:o,s:s}", "text_tokens", x->gaps.n_text, "kept_tokens",
+                                      x->gaps.n_kept, "keep", (double)x->gaps.keep, "scorer",
+                                      json_text(x->gaps.scorer, strlen(x->gaps.scorer)), "scorer_identity",
+                                      hex(x->gaps.scorer_id, id)));
     for (int32_t i = 0; j && i < x->n_drafters; i++) {
         const struct state_drafter_info *d = &x->by[i];
         json_t *to = i ? json_object() : json_incref(j); /* the first one's keys stand with the rest */
@@ -126,6 +132,11 @@ int show_state(const char *path, bool json, struct err *e)
         printf("%-12s --sparse %g --sparse-dense %" PRId32 "\n", "prompts", (double)x.sparse.alpha,
                x.sparse.dense);
     if (x.pool) printf("%-12s %" PRId32 " positions\n", "pool", x.pool);
+    if (x.gaps.n_text) {
+        printf("%-12s %" PRId32 " of %" PRId32 " tokens of the prompt were kept (--compress %g): lossy\n",
+               "compressed", x.gaps.n_kept, x.gaps.n_text, (double)x.gaps.keep);
+        show_model_wanted("scorer", x.gaps.scorer, x.gaps.scorer_id);
+    }
     for (int32_t k = 0; k < x.n_drafters; k++) {
         const struct state_drafter_info *d = &x.by[k];
         show_model_wanted(k ? "beside it" : "drafter", d->name, d->id);

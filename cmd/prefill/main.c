@@ -12,6 +12,7 @@
 
 #include "../cli.h"
 #include "../models.h"
+#include "compress.h"
 #include "nll.h"
 #include "../../common/file/imatrix.h"
 #include "../../common/base/io.h"
@@ -22,6 +23,7 @@
 static struct models m = MODELS_INIT;
 static const char *out_path, *state_path, *logits_path, *hidden_path, *imatrix_path, *dataset;
 static int32_t chunk, ctx_size;
+static struct compress_flags cf;
 static struct nll nll;
 static bool force;
 
@@ -37,6 +39,7 @@ static const struct cli_flag flags[] = {
     {"--ctx", CLI_I32, &ctx_size, "N",
      "positions to make room for (default: what the prompt needs); with --nll tokens a window", 1,
      SESSION_MAX_CTX},
+    COMPRESS_FLAGS(cf),
     {"--logits", CLI_STR, &logits_path, "FILE",
      "write the logits of every token of stdin, float32 [n, n_vocab]", 0, 0},
     {"--hidden", CLI_STR, &hidden_path, "FILE",
@@ -58,7 +61,8 @@ static const struct cli_flag flags[] = {
 };
 static struct cli cli = {
     .tool = "prefill",
-    .synopsis = "-m TARGET.gguf [-d DRAFTER.gguf] [--state STATE] [-o STATE] [--chunk N] [--logits FILE] "
+    .synopsis = "-m TARGET.gguf [-d DRAFTER.gguf] [--state STATE] [-o STATE] [--chunk N] "
+                "[--compress KEEP [--scorer MODEL] [--kept FILE]] [--logits FILE] "
                 "[--hidden FILE] < "
                 "tokens > state\n"
                 "-m TARGET.gguf --nll [--ctx N [--kl-save FILE]] [--json] < tokens\n"
@@ -123,7 +127,8 @@ struct prompt {
     struct state *state;    /* NULL: none, or not read yet */
     struct state_info info; /* zero without a state */
     struct session_options o;
-    struct imatrix *im; /* NULL: no importance matrix */
+    struct imatrix *im;       /* NULL: no importance matrix */
+    struct compress compress; /* f NULL: nothing is left out */
 };
 
 static int read_prompt(struct prompt *p, struct err *e)
@@ -166,13 +171,15 @@ static int check_imatrix(const struct imatrix *im, struct err *e)
 
 static int check_inputs(struct prompt *p, struct err *e)
 {
-    const int64_t all = (int64_t)p->info.n_tokens + (int64_t)p->n;
+    const int64_t rows = cf.keep > 0 ? compress_budget((double)cf.keep, (int32_t)p->n) : (int64_t)p->n,
+                  all = (int64_t)p->info.n_tokens + rows;
     const struct desc *drafters[PLAN_SOURCES], *d = m.drafter ? m.drafter->d : NULL;
     p->o.ctx = ctx_size ? ctx_size : (int32_t)(all < SESSION_MAX_CTX ? all : SESSION_MAX_CTX);
     p->o.chunk = chunk ? chunk : p->info.chunk;
     if (models_check_ids(&m, "stdin", p->ids, p->n, e) || session_prompt_check(p->o.ctx, all, e)) return -1;
     if (!p->state) models_check_bos(&m, &cli, p->ids, p->n);
-    models_check_length(&m, &cli, all);
+    models_check_length(&m, &cli, all - rows + (int64_t)p->n + models_left_out(&cli, &p->info));
+    if (cf.keep > 0 && compress_inputs(&p->compress, &m, &cli, p->ids, (int32_t)p->n, e)) return -1;
     if (models_kv(&m, p->state ? &p->info : NULL, &p->o, e)) return -1;
     if (!p->state) return 0;
     return session_options_check(&p->o, d, e) ||
@@ -189,9 +196,21 @@ static int check_prompt(void *ctx, struct err *e)
     return inputs_read(p) ? check_inputs(p, e) : 0;
 }
 
+/* The prompt becomes what is kept of it. */
+static int compress_prompt(struct prompt *p, struct err *e)
+{
+    struct compress *x = &p->compress;
+    if (compress_run(x, &m, &cli, p->ids, (int32_t)p->n, &p->o, e)) return -1;
+    for (int32_t i = 0; i < x->gaps.n_kept; i++) p->ids[i] = p->ids[x->at[i]];
+    p->n = (size_t)x->gaps.n_kept;
+    return 0;
+}
+
 static int make_session(struct session **s, struct prompt *p, struct err *e)
 {
+    if (cf.keep > 0 && compress_prompt(p, e)) return -1;
     if (models_session(&m, &cli, &p->o, s, e)) return -1;
+    if (cf.keep > 0) return session_set_gaps(*s, &p->compress.gaps, p->compress.at, e);
     return p->state ? state_restore(p->state, *s, e) : 0;
 }
 
@@ -278,19 +297,20 @@ static int run(struct err *e)
     const char *inputs[] = {m.target_path, m.drafter_path ? m.drafter_path : m.target_path,
                             m.mtp ? m.mtp : "-", state_path ? state_path : "-"};
     const bool over = state_path && out_path && cli_same_file(out_path, state_path);
-    struct io_out out = {.fd = -1}, logits = {.fd = -1}, importance = {.fd = -1};
+    struct io_out out = {.fd = -1}, logits = {.fd = -1}, importance = {.fd = -1}, kept = {.fd = -1};
     struct planes planes = {.out = {.fd = -1}};
     const bool state = !nll.wanted && (!imatrix_path || out_path);
     struct perplexity ppl = {0};
     struct imatrix *im = NULL;
     struct session *s = NULL;
     struct rows r = {0};
-    struct prompt p = {0};
+    struct prompt p = {.compress.f = &cf};
     int rc = -1;
     double start;
     if (state && io_out_open(&out, out_path, force || over, inputs, over ? 3 : 4, e)) goto done;
     if (imatrix_path && open_imatrix(&im, &importance, inputs, e)) goto done;
     if (logits_path && io_out_open(&logits, logits_path, true, inputs, 4, e)) goto done;
+    if (cf.kept_path && io_out_open(&kept, cf.kept_path, true, inputs, 4, e)) goto done;
     if (hidden_path && (io_out_open(&planes.out, hidden_path, true, inputs, 4, e) ||
                         io_out_place(&planes.out, 0, NULL, 0, e)))
         goto done;
@@ -334,8 +354,10 @@ static int run(struct err *e)
     if (state && write_state(s, &out, e)) goto done;
     if (im && imatrix_write(im, &importance, e)) goto done;
     if (nll.wanted && nll_print(&nll, &ppl, 0, 0, &m, e)) goto done;
-    if (commit((struct io_out *const[]){&out, &logits, &planes.out, &importance}, 4, e)) goto done;
+    if (cf.kept_path && io_out_write(&kept, p.compress.at, p.n * sizeof *p.compress.at, e)) goto done;
+    if (commit((struct io_out *const[]){&out, &logits, &planes.out, &importance, &kept}, 5, e)) goto done;
     if (im) note_imatrix(im);
+    if (cf.keep > 0) cli_note(&cli, "scored in %.3f s", p.compress.seconds);
     cli_note(&cli, "%zu tokens in %.3f s, %.1f t/s", r.n, start, (double)r.n / start);
     if (s->sparse)
         cli_note(&cli, "sparse: %.3f of the blocks that could be attended to", sparse_flags_density(s, e));
@@ -346,7 +368,9 @@ done:
     io_out_abort(&logits);
     io_out_abort(&planes.out);
     io_out_abort(&importance);
+    io_out_abort(&kept);
     session_free(s);
+    compress_free(&p.compress);
     perplexity_free(&ppl);
     imatrix_watch_free(r.watch);
     imatrix_free(im);
@@ -391,8 +415,16 @@ int main(int argc, char **argv)
         {"--logits", logits_path},
         {"--hidden", hidden_path},
         {"--imatrix", imatrix_path},
-        {"--kl-save", nll.save_path}};
-    cli_distinct_outputs(&cli, out, 5);
+        {"--kl-save", nll.save_path},
+        {"--kept", cf.kept_path}};
+    cli_distinct_outputs(&cli, out, 6);
+    compress_check_flags(&cf, state_path,
+                         nll.wanted     ? "--nll"
+                         : logits_path  ? "--logits"
+                         : hidden_path  ? "--hidden"
+                         : imatrix_path ? "--imatrix"
+                                        : NULL,
+                         &cli);
     sparse_flags_check(&m.sparse, state_path, &cli);
     if (*kv_flags_convert_doubt(&m.kv, state_path))
         cli_usage_error(&cli, "%s", kv_flags_convert_doubt(&m.kv, state_path));

@@ -75,7 +75,7 @@ int dflash_context(const struct model *m, const struct pass *p, struct err *e)
 {
     const struct kn_ops *op = kn_op(m->be);
     const struct desc *d = m->d;
-    int rc = op->rope_table(m->be, p->w->rope[0], p->pos, p->n, m->rope_freq[0], d->rope[0].n_rot);
+    int rc = op->rope_table(m->be, p->w->rope[0], p->pos, p->origin, p->n, m->rope_freq[0], d->rope[0].n_rot);
     if (rc == 0) rc = op->linear(m->be, p->w->fused, &m->fc, p->features, p->n, false);
     for (int32_t i = 0; i < d->n_layer && rc == 0; i += GROUP)
         rc = context_layers(m, p, i, d->n_layer - i < GROUP ? d->n_layer - i : GROUP);
@@ -125,7 +125,8 @@ int dflash_block(const struct model *m, const struct model *target, const struct
     const struct kn_ops *op = kn_op(m->be);
     const struct desc *d = m->d;
     int rc = draft_embed(m, target, p->w->x, p->ids, p->n);
-    if (rc == 0) rc = op->rope_table(m->be, p->w->rope[0], p->pos, p->n, m->rope_freq[0], d->rope[0].n_rot);
+    if (rc == 0)
+        rc = op->rope_table(m->be, p->w->rope[0], p->pos, p->origin, p->n, m->rope_freq[0], d->rope[0].n_rot);
     for (int32_t i = 0; i < d->n_layer && rc == 0; i++)
         rc = m->kind->block   ? m->kind->block(m, p, i)
              : d->other_block ? other_block(m, p, i)

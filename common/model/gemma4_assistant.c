@@ -60,7 +60,7 @@ static int begin(const struct model *m, const struct model *target, const struct
     int rc = op->embed(m->be, w->x, &target->embed, p->ids, 1, target->d->embedding_scale);
     if (rc == 0) rc = op->norm_pair(m->be, &pair);
     for (int32_t set = 0; set < d->n_rope && i == 0 && rc == 0; set++)
-        rc = op->rope_table(m->be, w->rope[set], p->pos, 1, m->rope_freq[set], d->rope[set].n_rot);
+        rc = op->rope_table(m->be, w->rope[set], p->pos, p->origin, 1, m->rope_freq[set], d->rope[set].n_rot);
     return rc ? rc : op->linear(m->be, w->x, &m->fc, w->fused, 1, false);
 }
 

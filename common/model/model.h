@@ -166,6 +166,16 @@ struct hidden {
     float *normed, *host; /* device and host [rows, n_embd]: scratch */
 };
 
+/* What the rows at positions from .. attend to: kn_attention_weights, over the layers that are wanted. */
+#define PASS_SEEN_ROWS 8 /* rows a call */
+struct pass_seen {
+    bool wanted[DESC_MAX_LAYERS];
+    int32_t from, n_keys;
+    int32_t pool;
+    float *scratch; /* device [PASS_SEEN_ROWS, most heads of a layer, n_keys] */
+    float *out;     /* device [rows, n_keys] */
+};
+
 /* The rows of one pass: n tokens at n consecutive positions, or of a tree, and what they read and leave. */
 struct pass {
     struct work *w;
@@ -186,12 +196,15 @@ struct pass {
                   */
     int32_t every; /* of one final row: kn_delta's */
     int32_t n;
-    int32_t first_pos;          /* the position of row 0, as the host knows it: for messages */
-    const int32_t *ids;         /* [n] device */
-    const int32_t *pos;         /* [n] device, ascending by one */
-    const struct kn_tree *tree; /* NULL, or the rows are a tree's (device); ids and pos are its own then, */
-    const struct kn_kv *tail;   /* [n_layer] their keys and values go here, row r to position r, */
-    const int32_t *rows;        /* [n] device: 0, 1, 2, ... */
+    int32_t first_pos;     /* the position of row 0, as the host knows it: for messages */
+    const int32_t *ids;    /* [n] device */
+    const int32_t *pos;    /* [n] device, ascending by one */
+    const int32_t *origin; /* NULL, or device: row pos turns by origin[pos] in rope, not by pos; a prompt that
+                              was compressed */
+    const struct pass_seen *seen; /* NULL, or what rows attend to is wanted; caches then are of floats */
+    const struct kn_tree *tree;   /* NULL, or the rows are a tree's (device); ids and pos are its own then, */
+    const struct kn_kv *tail;     /* [n_layer] their keys and values go here, row r to position r, */
+    const int32_t *rows;          /* [n] device: 0, 1, 2, ... */
     float *features; /* [n, n_features] tap-major: left by a target, read by a drafter; NULL: not wanted */
     const struct desc *tapped;   /* the drafter whose taps a target leaves; NULL where features is */
     int32_t reach;               /* drafters: the window of layers without one; 0: none */
@@ -229,6 +242,8 @@ int model_pass(const struct model *m, const struct pass *p, struct err *e);
 struct pass_heads {
     struct kn_rope_store rope;
     struct kn_attention attention;
+    const struct pass_seen *seen; /* NULL, or wanted of this layer */
+    int32_t first_pos;
     const struct kn_kv *here; /* NULL, or pass.here of the layer */
     float *queries;           /* NULL, or its place in pass.queries */
 };

@@ -118,8 +118,36 @@ struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_
                       .tail = p->tree ? &p->tail[i] : NULL,
                       .sparse = p->sparse && p->sparse[i].mean.k ? &p->sparse[i] : NULL,
                       .then = &y->wo},
+        .seen = p->seen && p->seen->wanted[i] && p->first_pos + p->n > p->seen->from ? p->seen : NULL,
+        .first_pos = p->first_pos,
         .here = p->here && p->here[i].k ? &p->here[i] : NULL,
         .queries = p->queries ? p->queries + i * p->n_queries : NULL};
+}
+
+/* What the rows at and behind seen->from attend to. */
+static int see(const struct model *m, const struct pass_heads *h)
+{
+    const struct pass_seen *l = h->seen;
+    const struct kn_attention *a = &h->attention;
+    const int64_t width = (int64_t)a->n_head * a->kv->head_dim;
+    int rc = 0;
+    for (int32_t pos = l->from > h->first_pos ? l->from : h->first_pos;
+         rc == 0 && pos < h->first_pos + a->n;) {
+        const int32_t row = pos - h->first_pos, left = a->n - row;
+        const struct kn_attention_weights w = {.q = a->q + row * width,
+                                               .kv = a->kv,
+                                               .pos = a->pos + row,
+                                               .n = left < PASS_SEEN_ROWS ? left : PASS_SEEN_ROWS,
+                                               .n_head = a->n_head,
+                                               .n_keys = l->n_keys,
+                                               .scale = a->scale,
+                                               .pool = l->pool,
+                                               .scratch = l->scratch,
+                                               .out = l->out + (int64_t)(pos - l->from) * l->n_keys};
+        rc = kn_op(m->be)->attention_weights(m->be, &w);
+        pos += w.n;
+    }
+    return rc;
 }
 
 /* Of keys and values in the host's memory: what is there comes, and what is new goes. */
@@ -140,8 +168,10 @@ int pass_attend(const struct model *m, const struct pass_heads *h)
 {
     const struct kn_ops *op = kn_op(m->be);
     if (h->here) return attend_host(m, h);
-    if (op->attend && !h->attention.tree && !h->queries) return op->attend(m->be, &h->rope, &h->attention);
+    if (op->attend && !h->attention.tree && !h->queries && !h->seen)
+        return op->attend(m->be, &h->rope, &h->attention);
     int rc = op->rope_store(m->be, &h->rope);
+    if (rc == 0 && h->seen) rc = see(m, h);
     if (rc == 0 && h->queries)
         rc = op->copy(m->be, h->queries, h->rope.q,
                       (size_t)h->rope.n_head * (size_t)h->attention.kv->head_dim * sizeof *h->queries);
@@ -211,7 +241,7 @@ int model_pass(const struct model *m, const struct pass *p, struct err *e)
     const struct desc *d = m->d;
     int rc = op->embed(m->be, p->w->x, &m->embed, p->ids, p->n, d->embedding_scale);
     for (int32_t i = 0; i < d->n_rope && rc == 0; i++)
-        rc = op->rope_table(m->be, p->w->rope[i], p->pos, p->n, m->rope_freq[i], d->rope[i].n_rot);
+        rc = op->rope_table(m->be, p->w->rope[i], p->pos, p->origin, p->n, m->rope_freq[i], d->rope[i].n_rot);
     if (rc) return model_failed(m, "embedding", rc, e);
     if ((p->check && check_block(m, p, -1, e)) || show(m, p, 0, e)) return -1;
     for (int32_t i = 0; i < d->n_layer; i++) {

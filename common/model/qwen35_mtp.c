@@ -47,7 +47,8 @@ static int joined(const struct model *m, const struct model *target, const struc
 /* Behind the pair, for it may have written the places; and before the products, which may start early. */
 static int turned(const struct model *m, const struct pass *p, const int32_t *pos, int32_t n)
 {
-    return kn_op(m->be)->rope_table(m->be, p->w->rope[0], pos, n, m->rope_freq[0], m->d->rope[0].n_rot);
+    return kn_op(m->be)->rope_table(m->be, p->w->rope[0], pos, p->origin, n, m->rope_freq[0],
+                                    m->d->rope[0].n_rot);
 }
 
 int qwen35_mtp_context(const struct model *m, const struct model *target, const struct pass *p,

@@ -265,6 +265,7 @@ int session_open(struct session **out, struct engine *g, struct err *e)
     s->next = NULL;
     s->n_past = s->pending = s->waiting = s->logits_rows = s->reach = 0;
     s->anchored = s->tried = false;
+    session_gaps_reset(s);
     s->finished = s->started, s->open = false; /* what was started ahead and not wanted */
     for (int32_t i = 0; i < s->n_sources; i++)
         if (s->by[i].of->op->reset) s->by[i].of->op->reset(s, &s->by[i]);
@@ -329,6 +330,7 @@ void session_slot_free(struct session *s)
     session_tree_free(s);
     pages_free(s);
     session_sparse_free(s);
+    session_gaps_free(s);
     s->op->free_shared(s->be, s->results);
     s->op->free_shared(s->be, s->offers);
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
@@ -457,6 +459,8 @@ int session_run_target(struct session *s, const struct session_rows *r, enum ses
                            .first_pos = r->first_pos,
                            .ids = r->ids,
                            .pos = r->pos,
+                           .origin = s->origin,
+                           .seen = fate == SESSION_PROMPT ? s->seen : NULL,
                            .tree = s->tree && r->ids == s->tree->ids ? s->tree : NULL,
                            .tail = s->tail,
                            .rows = s->g->d_pos,

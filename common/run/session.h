@@ -53,6 +53,16 @@ struct session_sparse {
     float density;
 };
 
+/* A prompt of which tokens were left out (docs/compress.md): of n_text tokens n_kept were run, as rows 0 ..
+ * n_kept - 1. A row's keys and queries turn by the place that its token had in the text; rows behind go on at
+ * n_text. Nothing else knows of the text: caches, history and noise go by rows. */
+struct session_gaps {
+    int32_t n_text, n_kept; /* 0: nothing was left out */
+    float keep;             /* the fraction that was asked for */
+    uint8_t scorer_id[16];  /* identity of the scorer's file, and its general.name */
+    char scorer[128];
+};
+
 struct session_options {
     int32_t ctx;   /* positions the caches must hold: prompt + generated + block */
     int32_t chunk; /* rows a prefill pass; 0: SESSION_CHUNK. Chunks end at absolute multiples of it */
@@ -176,6 +186,13 @@ struct session {
     float *last;         /* device [n_vocab] */
     uint64_t bytes;      /* of device memory taken */
 
+    /* session_gaps.c */
+    struct session_gaps gaps; /* zero: none */
+    int32_t *gaps_at;         /* host [gaps.n_kept] the place of each row's token in the text */
+    int32_t *d_origin;        /* device [positions] the place of every row; NULL: no stream here had gaps */
+    const int32_t *origin;    /* the same, or NULL without gaps */
+    const struct pass_seen *seen; /* NULL, or what prompts attend to is wanted. Borrowed */
+
     /* session_sparse.c; all NULL without options.sparse */
     struct kn_sparse *sparse; /* [target n_layer]; mean.k NULL: a layer that stays dense */
     uint64_t *sparse_kept;    /* device [target n_layer, 2] */
@@ -248,6 +265,13 @@ uint64_t session_bytes(const struct session *s);
 /* Are the keys and values of the target's layer i the host's? Of how many are they? */
 bool session_kv_is_host(const struct session *s, int i);
 int32_t session_kv_hosted(const struct session *s);
+/* The prompt that a new stream (n_past 0) will be given has gaps: at [g->n_kept], ascending, below g->n_text.
+ * The verb takes 4 bytes a position. ERR_USAGE: a target with sliding layers, which count distances in the
+ * text. */
+int session_set_gaps(struct session *s, const struct session_gaps *g, const int32_t *at, struct err *e);
+int session_gaps_check(const struct desc *target, struct err *e);
+/* Tokens of the text up to n_past, those that were left out among them. */
+int32_t session_text(const struct session *s);
 /* Run the last token written, where the target has not (anchored): then it is committed, and logits are its.
  * The bits are those that it has as the first row of a cycle. */
 int session_settle_anchor(struct session *s, struct err *e);

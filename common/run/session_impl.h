@@ -95,6 +95,10 @@ int session_candidates(struct session *s, const struct session_source *x, const 
 /* Of an offer that is there. The first candidate of a place is its proposal. */
 struct session_ranked *session_ranked(struct session *s, struct session_started *b);
 
+/* session_gaps.c: another stream begins, without gaps; back to the device. */
+void session_gaps_reset(struct session *s);
+void session_gaps_free(struct session *s);
+
 /* session_sparse.c */
 int session_sparse_check(const struct session_options *o, const struct desc *d, const struct kn_ops *op,
                          struct err *e);

@@ -84,6 +84,7 @@ static int propose(struct session *s, struct session_source *x, bool all_rows, s
                                .first_pos = s->n_past,
                                .ids = i ? s->d->ids + i : s->d->block,
                                .pos = s->d->pos,
+                               .origin = s->origin,
                                .visible_from = s->o.draft_window ? &s->d->first : NULL};
         const struct kn_pick pick = {.logits = logits,
                                      .pos = s->d->pos + i,

@@ -58,6 +58,7 @@ static int context(struct session *s, struct session_source *x, const struct ses
                            .n = r->n,
                            .first_pos = r->first_pos,
                            .pos = r->pos,
+                           .origin = s->origin,
                            .features = (float *)r->features};
     return dflash_context(x->of->model, &p, e);
 }
@@ -86,6 +87,7 @@ static int propose(struct session *s, struct session_source *x, bool all_rows, s
                                      .first_pos = s->n_past,
                                      .ids = s->d->block,
                                      .pos = s->d->pos,
+                                     .origin = s->origin,
                                      .reach = s->g->draft_reach ? desc_draft_reach(m->d) : 0,
                                      .visible_from = s->o.draft_window ? &s->d->first : NULL},
                             .target = s->target,

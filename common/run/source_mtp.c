@@ -85,6 +85,7 @@ static int prompt_context(struct session *s, struct session_source *x, const str
                            .n = r->n - 1,
                            .ids = r->ids + 1,
                            .pos = r->pos,
+                           .origin = s->origin,
                            .features = (float *)r->features};
     if (p.n && qwen35_mtp_context(x->of->model, s->target, &p, &none, e)) return -1;
     return late_keep(s, x, &context_of(x)->late, r, e);
@@ -105,6 +106,7 @@ static int context(struct session *s, struct session_source *x, const struct ses
                      .first_pos = r->first_pos,
                      .ids = r->ids,
                      .pos = r->pos,
+                     .origin = s->origin,
                      .features = (float *)r->features};
     if (!listed) rows.before = c->before, rows.n_before = r->n;
     if (listed) rows.places = r->pos - 1;
@@ -128,6 +130,7 @@ static int propose(struct session *s, struct session_source *x, bool all_rows, s
                                .first_pos = s->n_past,
                                .ids = i ? s->d->ids + i : s->d->block,
                                .pos = s->d->pos,
+                               .origin = s->origin,
                                .visible_from = s->o.draft_window ? &s->d->first : NULL};
         const struct kn_pick pick = {.logits = logits,
                                      .pos = s->d->pos + i,

@@ -290,9 +290,12 @@ int state_save(struct session *s, struct io_out *o, struct err *e)
     if (session_settle(s, e)) return -1;
     const struct desc *drafters[PLAN_SOURCES];
     meta_of(s->target->d, drafters, drafters_of(s, drafters), &s->o, s->n_past, &m);
+    m.gaps = s->gaps;
     size_t size = state_meta_pack(&m, meta);
     if (snap_begin(&w, o, e) || snap_put(&w, "META", meta, size, e)) return -1;
     if (pages_collect(s, e) || snap_put(&w, "TOKN", s->history, (size_t)s->n_past * sizeof *s->history, e))
+        return -1;
+    if (s->gaps.n_text && snap_put(&w, "KEPT", s->gaps_at, (size_t)s->gaps.n_kept * sizeof *s->gaps_at, e))
         return -1;
     if (save_logits(s, &w, e)) return -1;
     for (int i = 0; i < s->target->d->n_layer; i++) {
@@ -446,6 +449,10 @@ int state_check(const struct state *st, const struct desc *target, const struct 
         return err_set(e, ERR_FORMAT,
                        "%s: was made with another pool (expected %d positions, got %d; 0: none)", st->name,
                        own.pool, st->m.pool);
+    if (st->m.gaps.n_text && session_gaps_check(target, e)) return err_prefix(e, "%s", st->name);
+    if (st->m.gaps.n_text && o->pool)
+        return err_set(e, ERR_USAGE, "%s: its prompt is compressed, which no pool holds (expected no --pool)",
+                       st->name);
     if (!o->kv_convert && check_types(st, &own, e))
         return err_hint(e, "--kv-convert brings the state's keys and values into these types");
     if (st->m.chunk != own.chunk)
@@ -481,6 +488,18 @@ static int load_history(struct state *st, struct session *s, struct err *e)
     return rc ? model_failed(s->target, "upload", rc, e) : 0;
 }
 
+static int load_gaps(struct state *st, struct session *s, struct err *e)
+{
+    const struct session_gaps *g = &st->m.gaps;
+    const size_t bytes = (size_t)g->n_kept * sizeof(int32_t);
+    uint8_t *at = NULL;
+    if (!g->n_text) return 0;
+    if (state_section(st, "KEPT", bytes, e) || snap_read_section(&st->r, bytes, &at, e)) return -1;
+    const int rc = session_set_gaps(s, g, (const int32_t *)(const void *)at, e);
+    mem_free(at);
+    return rc ? err_prefix(e, "%s", st->name) : 0;
+}
+
 static int load_logits(struct state *st, struct session *s, struct err *e)
 {
     size_t bytes = (size_t)s->target->d->n_vocab * sizeof(float);
@@ -514,7 +533,7 @@ int state_restore(struct state *st, struct session *s, struct err *e)
                        st->name, s->n_past);
     const struct desc *drafters[PLAN_SOURCES];
     if (state_check(st, s->target->d, drafters, drafters_of(s, drafters), &s->o, e) || session_turn(s, e) ||
-        load_history(st, s, e) || load_logits(st, s, e))
+        load_history(st, s, e) || load_gaps(st, s, e) || load_logits(st, s, e))
         return -1;
     for (int i = 0; i < s->target->d->n_layer; i++) {
         const struct kn_kv kv = pages_cache(s, i);

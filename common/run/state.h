@@ -26,6 +26,7 @@ struct state_info {
     const uint8_t *target_id;     /* [16] desc.identity of the file */
     struct session_sparse sparse; /* of its prompts */
     int32_t pool;                 /* positions of its pool; 0: none */
+    struct session_gaps gaps;     /* of its first prompt; zero: nothing was left out */
     struct state_drafter_info {   /* the same of a drafter */
         int32_t n_layer;          /* with a cache of their own */
         const struct kn_kv_types *kv;

@@ -10,11 +10,13 @@ enum { STATE_NAME = 128 }; /* bytes of a model's name */
 
 /* META in memory; on paper: little-endian u32 of the target and of the first drafter, then the identities,
  * the names, the taps, and, where kv_type is STATE_MIXED, the types of every layer; then the second drafter,
- * and, where parts has STATE_SPARSE, alpha (float) and the number of dense layers. */
+ * and, where parts has STATE_SPARSE, alpha (float) and the number of dense layers; last what
+ * session_gaps says, where it has STATE_GAPS. */
 #define STATE_HIDDEN 1u /* of parts: the target's last hidden state stands behind the drafter's layers */
 #define STATE_BESIDE 2u /* on paper alone: there is a second drafter */
 #define STATE_SPARSE 4u /* on paper alone: sparse prompts */
 #define STATE_POOL 8u   /* a pool (pages.h): its positions stand last, and a section POOL ends the state */
+#define STATE_GAPS 16u  /* on paper alone: a compressed prompt, what session_gaps says; its places: KEPT */
 #define STATE_MIXED KN_TYPE_NONE /* caches are not all of one type */
 struct state_drafter {
     uint32_t n_layer, n_taps, parts;
@@ -27,6 +29,7 @@ struct state_meta {
     uint32_t n_tokens, chunk, kv_type, n_vocab, n_layer, n_drafters;
     struct session_sparse sparse;
     int32_t pool; /* positions; 0: none */
+    struct session_gaps gaps;
     uint8_t target_id[16];
     char target[STATE_NAME];
     struct kn_kv_types kv[DESC_MAX_LAYERS]; /* KN_TYPE_NONE: a layer without any */
@@ -45,9 +48,11 @@ void state_put_u32(uint8_t *p, uint32_t v);
 uint32_t state_get_u32(const uint8_t *p);
 /* META to STATE_META_MOST bytes at p; returns how many it has. */
 enum { STATE_META_FIXED = 32 + 2 * 16 + 2 * STATE_NAME };
-enum { STATE_META_SECOND = 12 + 16 + STATE_NAME }; /* of the second drafter, before its taps */
+enum { STATE_META_GAPS = 3 * 4 + 16 + STATE_NAME }; /* n_text, n_kept, keep (float); scorer */
+enum { STATE_META_SECOND = 12 + 16 + STATE_NAME };  /* of the second drafter, before its taps */
 enum {
-    STATE_META_MOST = STATE_META_FIXED + STATE_META_SECOND + 8 * DESC_MAX_TAPS + 24 * DESC_MAX_LAYERS + 12
+    STATE_META_MOST =
+        STATE_META_FIXED + STATE_META_SECOND + 8 * DESC_MAX_TAPS + 24 * DESC_MAX_LAYERS + 12 + STATE_META_GAPS
 };
 size_t state_meta_pack(const struct state_meta *m, uint8_t *p);
 /* The next section, which must be this one; size 0: of any size. */

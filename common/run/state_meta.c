@@ -55,11 +55,22 @@ static uint8_t *sparse_pack(const struct state_meta *m, uint8_t *at)
     return at + 8;
 }
 
+static uint8_t *gaps_pack(const struct session_gaps *g, uint8_t *p)
+{
+    uint32_t keep;
+    memcpy(&keep, &g->keep, 4);
+    const uint32_t v[3] = {(uint32_t)g->n_text, (uint32_t)g->n_kept, keep};
+    for (int i = 0; i < 3; i++, p += 4) state_put_u32(p, v[i]);
+    memcpy(p, g->scorer_id, 16);
+    memcpy(p + 16, g->scorer, STATE_NAME);
+    return p + 16 + STATE_NAME;
+}
+
 size_t state_meta_pack(const struct state_meta *m, uint8_t *p)
 {
     const struct state_drafter *d = m->by;
     const uint32_t more = (m->n_drafters > 1 ? STATE_BESIDE : 0) | (m->sparse.on ? STATE_SPARSE : 0) |
-                          (m->pool ? STATE_POOL : 0);
+                          (m->pool ? STATE_POOL : 0) | (m->gaps.n_text ? STATE_GAPS : 0);
     const uint32_t v[8] = {m->n_tokens, m->chunk,   m->kv_type, m->n_vocab,
                            m->n_layer,  d->n_layer, d->n_taps,  d->parts | more};
     for (int i = 0; i < 8; i++) state_put_u32(p + 4 * i, v[i]);
@@ -73,6 +84,7 @@ size_t state_meta_pack(const struct state_meta *m, uint8_t *p)
     if (m->n_drafters > 1) at = second_pack(m, at);
     if (m->sparse.on) at = sparse_pack(m, at);
     if (m->pool) state_put_u32(at, (uint32_t)m->pool), at += 4;
+    if (m->gaps.n_text) at = gaps_pack(&m->gaps, at);
     return (size_t)(at - p);
 }
 
@@ -184,6 +196,25 @@ static int read_second(struct meta_reader *r, struct state_meta *m, struct err *
                : 0;
 }
 
+static int read_gaps(struct meta_reader *r, struct state_meta *m, struct err *e)
+{
+    struct session_gaps *g = &m->gaps;
+    const uint8_t *p = take(r, STATE_META_GAPS, "a compressed prompt", e);
+    if (!p) return -1;
+    const uint32_t n_text = state_get_u32(p), n_kept = state_get_u32(p + 4), keep = state_get_u32(p + 8);
+    memcpy(&g->keep, &keep, 4);
+    memcpy(g->scorer_id, p + 12, 16);
+    read_name(g->scorer, p + 28);
+    if (n_text > SESSION_MAX_CTX || !n_kept || n_kept > n_text || n_kept > m->n_tokens ||
+        !(g->keep > 0 && g->keep <= 1))
+        return err_set(e, ERR_FORMAT,
+                       "%s: section META: a compressed prompt that cannot be (%" PRIu32 " of %" PRIu32
+                       " tokens kept, of %" PRIu32 " positions; fraction %g)",
+                       r->name, n_kept, n_text, m->n_tokens, (double)g->keep);
+    g->n_text = (int32_t)n_text, g->n_kept = (int32_t)n_kept;
+    return 0;
+}
+
 static int meta_unpack(struct state_meta *m, const uint8_t *meta, uint64_t size, const char *name,
                        struct err *e)
 {
@@ -197,10 +228,11 @@ static int meta_unpack(struct state_meta *m, const uint8_t *meta, uint64_t size,
                        STATE_META_FIXED, size);
     const uint8_t *p = take(&r, STATE_META_FIXED, "", e);
     for (int i = 0; i < 8; i++) *v[i] = state_get_u32(p + 4 * i);
-    if (check_parts(&r, d->parts, STATE_HIDDEN | STATE_BESIDE | STATE_SPARSE | STATE_POOL, e)) return -1;
-    const bool beside = d->parts & STATE_BESIDE, pool = d->parts & STATE_POOL;
+    if (check_parts(&r, d->parts, STATE_HIDDEN | STATE_BESIDE | STATE_SPARSE | STATE_POOL | STATE_GAPS, e))
+        return -1;
+    const bool beside = d->parts & STATE_BESIDE, pool = d->parts & STATE_POOL, gaps = d->parts & STATE_GAPS;
     m->sparse.on = d->parts & STATE_SPARSE;
-    d->parts &= ~(STATE_BESIDE | STATE_SPARSE | STATE_POOL);
+    d->parts &= ~(STATE_BESIDE | STATE_SPARSE | STATE_POOL | STATE_GAPS);
     m->n_drafters = beside ? 2 : d->n_layer || d->parts;
     memcpy(m->target_id, p + 32, 16);
     memcpy(d->id, p + 48, 16);
@@ -215,7 +247,8 @@ static int meta_unpack(struct state_meta *m, const uint8_t *meta, uint64_t size,
                        name, m->kv_type);
     if (read_taps(&r, d, e) || read_types(&r, m, m->kv, m->n_layer, "target", e) ||
         read_types(&r, m, d->kv, d->n_layer, "drafter", e) || (beside && read_second(&r, m, e)) ||
-        (m->sparse.on && read_sparse(&r, m, e)) || (pool && read_pool(&r, m, e)))
+        (m->sparse.on && read_sparse(&r, m, e)) || (pool && read_pool(&r, m, e)) ||
+        (gaps && read_gaps(&r, m, e)))
         return -1;
     if (r.at == size) return 0;
     return err_set(e, ERR_FORMAT,
@@ -280,6 +313,7 @@ int state_open_fd(struct state **out, int fd, const char *name, struct state_inf
                                 .target_id = st->m.target_id,
                                 .sparse = st->m.sparse,
                                 .pool = st->m.pool,
+                                .gaps = st->m.gaps,
                                 .kv = st->m.kv};
     for (int32_t i = 0; i < info->n_drafters; i++) {
         const struct state_drafter *d = &st->m.by[i];
@@ -334,6 +368,9 @@ int state_verify(struct state *st, uint64_t *n_sections, struct err *e)
 {
     const struct state_meta *m = &st->m;
     if (state_section(st, "TOKN", m->n_tokens * 4ull, e) || snap_skip(&st->r, e)) return -1;
+    if (m->gaps.n_text &&
+        (state_section(st, "KEPT", (uint64_t)m->gaps.n_kept * 4, e) || snap_skip(&st->r, e)))
+        return -1;
     if (state_section(st, "LOGT", m->n_vocab * 4ull, e) || snap_skip(&st->r, e)) return -1;
     for (uint32_t i = 0; i < m->n_layer; i++)
         if (verify_layer(st, false, i, m->kv_type == STATE_MIXED ? m->kv[i].k == KN_TYPE_NONE : -1, e))

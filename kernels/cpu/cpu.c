@@ -171,6 +171,7 @@ static const struct kn_ops cpu_ops = {
     .weight_free = cpu_weight_free,
     .embed = cpu_embed,
     .rope_table = cpu_rope_table,
+    .attention_weights = cpu_attention_weights,
     .rms_norm = cpu_rms_norm,
     .linear = cpu_linear,
     .norm_linear = cpu_norm_linear,

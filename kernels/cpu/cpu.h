@@ -60,8 +60,8 @@ void cpu_close(struct kn_backend *be);
 /* rows.c, attention.c, pick.c: see the operation table. reserve: bytes of scratch_rows a call needs. */
 int cpu_embed(struct kn_backend *, float *out, const struct kn_weight *table, const int32_t *ids, int32_t n,
               float scale);
-int cpu_rope_table(struct kn_backend *, float *out, const int32_t *pos, int32_t n, const double *freq,
-                   int32_t n_rot);
+int cpu_rope_table(struct kn_backend *, float *out, const int32_t *pos, const int32_t *origin, int32_t n,
+                   const double *freq, int32_t n_rot);
 int cpu_rms_norm(struct kn_backend *, float *out, const float *x, const float *weight, int32_t n,
                  int64_t width, float eps);
 int cpu_norm_add(struct kn_backend *, float *out, const float *x, const float *y, const float *weight,
@@ -75,7 +75,8 @@ int cpu_tap(struct kn_backend *, float *dst, int64_t stride, int64_t offset, con
 int cpu_softcap(struct kn_backend *, float *x, int64_t count, float cap);
 int cpu_find_bad(struct kn_backend *, const float *x, int32_t n, int64_t width, int32_t *bad);
 int cpu_attention(struct kn_backend *, const struct kn_attention *);
-int cpu_attention_sparse(struct cpu_backend *, const struct kn_attention *); /* sparse.c */
+int cpu_attention_sparse(struct cpu_backend *, const struct kn_attention *);         /* sparse.c */
+int cpu_attention_weights(struct kn_backend *, const struct kn_attention_weights *); /* weights.c */
 int cpu_sparse_room(struct kn_backend *, int32_t n, int32_t n_head, const struct kn_kv *kv,
                     struct kn_sparse_room *room);
 int cpu_pick(struct kn_backend *, const struct kn_pick *);

@@ -64,7 +64,7 @@ int cpu_embed(struct kn_backend *kb, float *out, const struct kn_weight *table, 
 struct rope_table_job {
     const struct cpu_rows *rows;
     float *out;
-    const int32_t *pos;
+    const int32_t *pos, *origin;
     const double *freq;
     int32_t n_rot;
 };
@@ -73,11 +73,12 @@ static void rope_table_row(void *ctx, int64_t i, int thread)
 {
     const struct rope_table_job *j = ctx;
     (void)thread;
-    j->rows->rope_table(j->out + i * j->n_rot, j->pos[i], j->freq, j->n_rot / 2);
+    const int32_t p = j->origin ? j->origin[j->pos[i]] : j->pos[i];
+    j->rows->rope_table(j->out + i * j->n_rot, p, j->freq, j->n_rot / 2);
 }
 
-int cpu_rope_table(struct kn_backend *kb, float *out, const int32_t *pos, int32_t n, const double *freq,
-                   int32_t n_rot)
+int cpu_rope_table(struct kn_backend *kb, float *out, const int32_t *pos, const int32_t *origin, int32_t n,
+                   const double *freq, int32_t n_rot)
 {
     struct cpu_backend *be = cpu_of(kb);
     int32_t half = n_rot / 2;
@@ -86,7 +87,7 @@ int cpu_rope_table(struct kn_backend *kb, float *out, const int32_t *pos, int32_
     for (int32_t j = 0; j < half; j++)
         if (!(fabs(freq[j]) <= 1.0))
             return cpu_fail(be, KN_EINVAL, "rope_table: frequency %d is %g (expected at most 1)", j, freq[j]);
-    struct rope_table_job job = {be->isa->rows, out, pos, freq, n_rot};
+    struct rope_table_job job = {be->isa->rows, out, pos, origin, freq, n_rot};
     cpu_share(be, n, (int64_t)n * n_rot >= SHARE / 8, rope_table_row, &job);
     return 0;
 }

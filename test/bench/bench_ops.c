@@ -142,7 +142,7 @@ static void bench_small(struct kn_backend *be)
         int n = rows[i];
         BEST(s, kn_op(be)->rms_norm(be, out, x, w, n, W, 1e-6f));
         printf("rms_norm   1024                   rows %3d  %8.2f us\n", n, 1e6 * s);
-        BEST(s, kn_op(be)->rope_table(be, table, pos, n, freq, D));
+        BEST(s, kn_op(be)->rope_table(be, table, pos, NULL, n, freq, D));
         printf("rope_table 128                    rows %3d  %8.2f us\n", n, 1e6 * s);
         struct kn_rope_store r = {.q = q,
                                   .k = k,

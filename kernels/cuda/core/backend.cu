@@ -264,6 +264,7 @@ static const struct kn_ops *table(bool direct, bool chains)
     t.attention = cuda_attention;
     t.sparse_room = cuda_sparse_room;
     t.attend = cuda_attend;
+    t.attention_weights = cuda_attention_weights;
     t.carry = cuda_carry;
     t.tap = cuda_tap;
     t.norm_add = cuda_norm_add;

@@ -28,8 +28,8 @@ int cuda_embed(struct kn_backend *, float *out, const struct kn_weight *table, c
                float scale);
 
 /* rope.cu */
-int cuda_rope_table(struct kn_backend *, float *out, const int32_t *pos, int32_t n, const double *freq,
-                    int32_t n_rot);
+int cuda_rope_table(struct kn_backend *, float *out, const int32_t *pos, const int32_t *origin, int32_t n,
+                    const double *freq, int32_t n_rot);
 int cuda_rope_store(struct kn_backend *, const struct kn_rope_store *);
 int cuda_check_store(struct cuda_backend *, const struct kn_rope_store *, int32_t n); /* 0, or an error */
 int cuda_check_kv(struct cuda_backend *, const char *op, const struct kn_kv *);
@@ -54,6 +54,7 @@ int cuda_find_bad(struct kn_backend *, const float *x, int32_t n, int64_t width,
 int cuda_attention_open(struct cuda_backend *);
 int cuda_attention(struct kn_backend *, const struct kn_attention *);
 int cuda_attend(struct kn_backend *, const struct kn_rope_store *, const struct kn_attention *);
+int cuda_attention_weights(struct kn_backend *, const struct kn_attention_weights *); /* weights.cu */
 int cuda_sparse_room(struct kn_backend *, int32_t n, int32_t n_head, const struct kn_kv *,
                      struct kn_sparse_room *);
 size_t cuda_attention_scratch(int32_t n, int32_t n_head, const struct kn_kv *, int32_t window);

@@ -34,13 +34,15 @@ static __global__ void __launch_bounds__(256) embed_rows(const __grid_constant__
 }
 
 static __global__ void __launch_bounds__(256)
-    table_rows(float *out, const int32_t *pos, const double *freq, int32_t n, int32_t half)
+    table_rows(float *out, const int32_t *pos, const int32_t *origin, const double *freq, int32_t n,
+               int32_t half)
 {
     cuda_grid_wait();
     cuda_grid_early();
     const int64_t at = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (at >= (int64_t)n * half) return;
-    double p = (double)pos[at / half], f = freq[at % half], x = __dmul_rn(p, f), s, c;
+    const int32_t row = pos[at / half];
+    double p = (double)(origin ? origin[row] : row), f = freq[at % half], x = __dmul_rn(p, f), s, c;
     dev_sincos(x, __fma_rn(p, f, -x), &s, &c);
     out[2 * at] = __double2float_rn(c);
     out[2 * at + 1] = __double2float_rn(s);
@@ -75,16 +77,16 @@ int cuda_embed(struct kn_backend *kb, float *out, const struct kn_weight *table,
     return rc;
 }
 
-int cuda_rope_table(struct kn_backend *kb, float *out, const int32_t *pos, int32_t n, const double *freq,
-                    int32_t n_rot)
+int cuda_rope_table(struct kn_backend *kb, float *out, const int32_t *pos, const int32_t *origin, int32_t n,
+                    const double *freq, int32_t n_rot)
 {
     struct cuda_backend *be = cuda_of(kb);
     if (n < 1 || n_rot < 2 || n_rot % 2)
         return cuda_fail(be, KN_EINVAL, "rope_table: %d rows, n_rot %d (expected an even number)", n, n_rot);
     const int64_t blocks = ((int64_t)n * (n_rot / 2) + 255) / 256;
-    const int rc = cuda_check(
-        be, "rope_table",
-        cuda_launch(be, table_rows, dim3((unsigned)blocks), dim3(256), 0, out, pos, freq, n, n_rot / 2));
+    const int rc = cuda_check(be, "rope_table",
+                              cuda_launch(be, table_rows, dim3((unsigned)blocks), dim3(256), 0, out, pos,
+                                          origin, freq, n, n_rot / 2));
     be->settled = be->launches;
     return rc;
 }

@@ -116,7 +116,7 @@ static void check_rope_table(void)
         int32_t *p = put(be, pos, sizeof pos);
         double *f = put(be, freq, sizeof freq);
         float *d = put(be, NULL, N * ROT * 4);
-        must(be, "rope_table", kn_op(be)->rope_table(be, d, p, N, f, ROT));
+        must(be, "rope_table", kn_op(be)->rope_table(be, d, p, NULL, N, f, ROT));
         out[b] = get(be, d, N * ROT * 4);
         drop(be, p), drop(be, f), drop(be, d);
     }
@@ -633,6 +633,7 @@ int main(int argc, char **argv)
             check_rope_table();
             check_small();
             check_cells();
+            check_weights();
             check_rope_store();
             check_attention();
             check_attention_extremes();

@@ -23,6 +23,9 @@ void check_sparse(void);
 /* test_gpu_cell.c: cell, spread, and a chain of picks. */
 void check_cells(void);
 
+/* test_gpu_weights.c: what rows attend to. */
+void check_weights(void);
+
 /* test_gpu_draft.c: what only drafters do, and its times. */
 void check_conv(void);
 void check_conv_then(void);

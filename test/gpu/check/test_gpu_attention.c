@@ -532,7 +532,8 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
     must(gpu, "reserve", op->reserve(gpu, c->n, n_in, 8, c->n_head, c->d));
     must(gpu, "reserve_kv", op->reserve_kv(gpu, c->n, c->n_head, &kv[0], c->window));
     for (int p = 0; p < PASSES; p++) {
-        if (c->n_rot) must(gpu, "rope_table", op->rope_table(gpu, table, pos + p * c->n, c->n, f, c->n_rot));
+        if (c->n_rot)
+            must(gpu, "rope_table", op->rope_table(gpu, table, pos + p * c->n, NULL, c->n, f, c->n_rot));
         for (int l = 0; l < LAYERS; l++) {
             float *in = x + (size_t)(p * LAYERS + l) * (q + 2 * k);
             const struct kn_rope_store s = {.q = in,

@@ -417,11 +417,11 @@ static int t_embed(struct kn_backend *b, float *o, const struct kn_weight *t, co
     double from = seconds_now();
     return took(T_EMBED, from, real.embed(b, o, t, ids, n, f));
 }
-static int t_table(struct kn_backend *b, float *o, const int32_t *pos, int32_t n, const double *f,
-                   int32_t rot)
+static int t_table(struct kn_backend *b, float *o, const int32_t *pos, const int32_t *at, int32_t n,
+                   const double *f, int32_t rot)
 {
     double from = seconds_now();
-    return took(T_TABLE, from, real.rope_table(b, o, pos, n, f, rot));
+    return took(T_TABLE, from, real.rope_table(b, o, pos, at, n, f, rot));
 }
 static int t_linear(struct kn_backend *b, float *o, const struct kn_weight *w, const float *x, int32_t n,
                     bool add)

@@ -145,7 +145,7 @@ static void check_store(const struct store_case *c, struct kn_kv_types type, uin
         if (b < 0) be = test_backend(0);
         memcpy(ok, k, nk * 4);
         memcpy(oq, q, nq * 4);
-        assert_ok(be, kn_op(be)->rope_table(be, table, pos, c->n, freq, c->d));
+        assert_ok(be, kn_op(be)->rope_table(be, table, pos, NULL, c->n, freq, c->d));
         const int step = b == 1 ? 1 : c->n;
         for (int i = 0; i < c->n; i += step) {
             struct kn_rope_store r = {.q = c->query ? oq + i * c->n_head * c->d : NULL,

@@ -55,7 +55,7 @@ static void test_rope_table(void **state)
     for (int j = 0; j < ROT / 2; j++) freq[j] = pow(1e6, -2.0 * j / ROT);
     for (int i = 0; i < N; i++) pos[i] = i < 100 ? i : i < 200 ? 999900 + i : 40000 + i;
     for (int b = 0; (be = test_backend(b)); b++) {
-        assert_ok(be, kn_op(be)->rope_table(be, b ? out : want, pos, N, freq, ROT));
+        assert_ok(be, kn_op(be)->rope_table(be, b ? out : want, pos, NULL, N, freq, ROT));
         if (b) assert_memory_equal(out, want, N * ROT * 4);
         kn_backend_close(be);
     }
@@ -68,8 +68,8 @@ static void test_rope_table(void **state)
         }
     be = test_backend(0);
     freq[3] = NAN;
-    assert_int_equal(kn_op(be)->rope_table(be, out, pos, 1, freq, ROT), KN_EINVAL);
-    assert_int_equal(kn_op(be)->rope_table(be, out, pos, 1, freq, 7), KN_EINVAL);
+    assert_int_equal(kn_op(be)->rope_table(be, out, pos, NULL, 1, freq, ROT), KN_EINVAL);
+    assert_int_equal(kn_op(be)->rope_table(be, out, pos, NULL, 1, freq, 7), KN_EINVAL);
     kn_backend_close(be);
     free(want);
     free(out);
@@ -145,7 +145,7 @@ static void rope_check(const struct rope_case *c, int number)
         memcpy(ok, k, nk * 4);
         memset(kv.k, 0, ring);
         memset(kv.v, 0, ring);
-        assert_ok(be, kn_op(be)->rope_table(be, table, pos, c->n, freq, c->n_rot));
+        assert_ok(be, kn_op(be)->rope_table(be, table, pos, NULL, c->n, freq, c->n_rot));
         int step = b == 1 ? 1 : c->n;
         struct kn_rope_store list[5];
         for (int i = 0; i < c->n; i += step) {

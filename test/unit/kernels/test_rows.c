@@ -76,7 +76,7 @@ static void test_rope_queries(void **state)
         const size_t bytes = kn_kv_bytes(&kv, KN_F16);
         uint8_t *none = test_alloc(bytes);
         kv.k = kn_op(be)->alloc(be, bytes), kv.v = kn_op(be)->alloc(be, bytes);
-        assert_ok(be, kn_op(be)->rope_table(be, table, pos, N, freq, ROT));
+        assert_ok(be, kn_op(be)->rope_table(be, table, pos, NULL, N, freq, ROT));
         struct kn_rope_store a = {.q = alone,
                                   .q_norm = norm,
                                   .table = table,

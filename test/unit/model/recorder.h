@@ -99,7 +99,7 @@ static int recorder_run(struct kn_backend *be, const struct recorder_call *c)
         }
         return rc;
     }
-    case R_TABLE: return op->rope_table(be, c->out, c->a, n, c->b, (int32_t)c->i);
+    case R_TABLE: return op->rope_table(be, c->out, c->a, c->c, n, c->b, (int32_t)c->i);
     case R_LINEAR: return op->linear(be, c->out, c->a, c->b, n, c->i);
     case R_NORM_LINEAR:
         return op->norm_linear(be, (float *const *)c->outs, (const struct kn_weight *const *)c->w,
@@ -183,11 +183,12 @@ static int r_embed(struct kn_backend *be, float *out, const struct kn_weight *t,
     return recorder_do(
         be, &(struct recorder_call){.op = R_EMBED, .out = out, .a = t, .b = ids, .n = n, .f = scale});
 }
-static int r_table(struct kn_backend *be, float *out, const int32_t *pos, int32_t n, const double *freq,
-                   int32_t n_rot)
+static int r_table(struct kn_backend *be, float *out, const int32_t *pos, const int32_t *origin, int32_t n,
+                   const double *freq, int32_t n_rot)
 {
-    return recorder_do(
-        be, &(struct recorder_call){.op = R_TABLE, .out = out, .a = pos, .b = freq, .n = n, .i = n_rot});
+    return recorder_do(be,
+                       &(struct recorder_call){
+                           .op = R_TABLE, .out = out, .a = pos, .b = freq, .c = origin, .n = n, .i = n_rot});
 }
 static int r_linear(struct kn_backend *be, float *out, const struct kn_weight *w, const float *x, int32_t n,
                     bool add)
