@@ -17,6 +17,12 @@ DEV const uint16_t *grid_there(const uint8_t *at, const struct mm_points &p)
     return (const uint16_t *)at - 8 * p.first;
 }
 
+/* A word of codes in the order of activations: columns 0, 2, 1, 3 of four (prep_block.cuh). */
+DEV uint32_t grid_ordered(uint32_t codes)
+{
+    return __byte_perm(codes, 0, 0x3120);
+}
+
 /* As codes_45 (mm_int.cuh). */
 template <uint32_t TYPE, int NT, class ACT>
 DEV void codes_grid(int sum[NT][4], float d[2], const uint8_t *st, int lane, ACT act, const uint16_t *points)
@@ -35,6 +41,8 @@ DEV void codes_grid(int sum[NT][4], float d[2], const uint8_t *st, int lane, ACT
             const int j = 2 * part + i;
             uint32_t a[4];
             unit.step(j, a);
+#pragma unroll
+            for (int k = 0; k < 4; k++) a[k] = grid_ordered(a[k]);
 #pragma unroll
             for (int t = 0; t < NT; t++) {
                 const uint32_t b0 = i ? b[t].z : b[t].x, b1 = i ? b[t].w : b[t].y;

@@ -115,7 +115,8 @@ template <uint32_t TYPE> struct wide_codes {
             grid.step(j, a);
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                wide_signed(low + i, high + i, a[i] ^ 0x80808080, grid.scale_of(j, i / 2, i % 2), 128);
+                wide_signed(low + i, high + i, grid_ordered(a[i]) ^ 0x80808080,
+                            grid.scale_of(j, i / 2, i % 2), 128);
             return;
         }
         const int part = j / 2, i = j % 2;

@@ -7,6 +7,7 @@
 #include "../../block_scales.h"
 #include "../../../common/run/session.h"
 #include "../../../kernels/cuda/core/cuda.h"
+#include "../../../kernels/blocks/grids.h"
 #include "../forms.h"
 #include "../harness.h"
 
@@ -145,14 +146,15 @@ static double worst_of(const struct matrix *m, const float *x, const float *norm
     return worst;
 }
 
-/* In passes of many_tuning.rows: by tiles where the device has them and the rows are few enough, else by the
- * library; a rest too short for both by the row kernels. */
+/* In passes of many_tuning.rows: by tiles where the device has them, they know the type and the rows are few
+ * enough, else by the library; a rest too short for both by the row kernels. */
 static bool by_many(const struct forms *before, uint32_t type, int n)
 {
     const bool of_32 = kn_type_info(type)->block == 32;
     const int few = of_32 && many_tuning.tile_rows_32 < many_tuning.tile_rows ? many_tuning.tile_rows_32
                                                                               : many_tuning.tile_rows,
-              most = cuda_is_early(gpu) ? few : 0, rest = n % many_tuning.rows;
+              most = cuda_is_early(gpu) && !grid_has(type) && type != KN_MXFP4 ? few : 0,
+              rest = n % many_tuning.rows;
     long tiles = 0, library = 0;
     *(many_tuning.rows <= most ? &tiles : &library) += n / many_tuning.rows;
     if (rest > 64) ++*(rest <= most ? &tiles : &library);
