@@ -182,6 +182,7 @@ static json_t *settings_json(const struct settings *set, const struct session *s
                         set->plan.mtp_calibration_path ? json_text(set->plan.mtp_calibration_path,
                                                                    strlen(set->plan.mtp_calibration_path))
                                                        : json_null());
+    json_object_set_new(j, "sparse_dense", s->o.sparse.on ? json_integer(s->o.sparse.dense) : json_null());
     json_object_set_new(j, "draft_window",
                         set->draft_window == SESSION_DRAFT_ALL ? json_string("all")
                                                                : json_integer(set->draft_window));

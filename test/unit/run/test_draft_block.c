@@ -208,7 +208,8 @@ static void test_block(void **state)
         for (int at = 1; at < 40; at += 6) {
             struct err e = {0};
             struct session *q;
-            const struct session_options o = {.ctx = 60, .chunk = MOST, .kv = {KN_F32, KN_F32}};
+            const struct session_options o = {
+                .ctx = 60, .chunk = MOST, .draft_window = SESSION_DRAFT_ALL, .kv = {KN_F32, KN_F32}};
             int32_t ids[MAX_BLOCK];
             bool usable;
             must(session_new(&q, target, m, &o, &e), &e);
