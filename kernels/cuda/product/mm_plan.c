@@ -10,7 +10,7 @@ struct mm_tuning mm_tuning = {.stages = 4,
                               .slices = 4,
                               .rounds = 8,
                               .slices_float = 8,
-                              .wide_most = 96,
+                              .wide_most = MM_WIDE_MOST,
                               .long_row = 14336};
 
 /* Columns and bytes of a unit are those of 16 rows of blocks; the same constants are in mm_int.cuh and
