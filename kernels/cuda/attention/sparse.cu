@@ -13,8 +13,8 @@
 /* One block and kv head, a thread a column. A block whose means are no halves is kept by every list: its mean
  * key is NaN, so is its score, and its mean value zero, for a weight of zero must stay one. */
 template <class K, class V, bool BF16>
-static __global__ void make_means(const attn a, const kv_side k, const kv_side v, uint16_t *mk, uint16_t *mv,
-                                  kv_where means, int made)
+static __global__ void __launch_bounds__(512) make_means(const attn a, const kv_side k, const kv_side v,
+                                                         uint16_t *mk, uint16_t *mv, kv_where means, int made)
 {
     cuda_grid_start();
     const int block = made + blockIdx.x, head = blockIdx.y, t = threadIdx.x;
