@@ -13,15 +13,17 @@
 /* One block and kv head, a thread a column. A block whose means are no halves is kept by every list: its mean
  * key is NaN, so is its score, and its mean value zero, for a weight of zero must stay one. */
 template <class K, class V, bool BF16>
-static __global__ void make_means(const attn a, const kv_side k, const kv_side v, uint16_t *mk, uint16_t *mv,
-                                  kv_where means, int made)
+static __global__ void __launch_bounds__(512) make_means(const attn a, const kv_side k, const kv_side v,
+                                                         uint16_t *mk, uint16_t *mv, kv_where means, int made)
 {
     cuda_grid_start();
     const int block = made + blockIdx.x, head = blockIdx.y, t = threadIdx.x;
     if ((block + 1) * KN_SPARSE_BLOCK > a.pos[0] + a.n) return;
     const int64_t slot = KV_SLOT(a.where, block * KN_SPARSE_BLOCK);
+    constexpr int AT_ONCE =
+        std::is_same_v<K, kv_coded> && std::is_same_v<V, kv_coded> ? 4 : 8; /* by registers */
     float x = 0.0f, y = 0.0f;
-#pragma unroll 8
+#pragma unroll AT_ONCE
     for (int i = 0; i < KN_SPARSE_BLOCK; i++) {
         x = __fadd_rn(x, kv_number<K>::get(k, a.n_kv, a.d, slot + i, head, t));
         y = __fadd_rn(y, kv_number<V>::get(v, a.n_kv, a.d, slot + i, head, t));

@@ -247,7 +247,7 @@ static const struct code_shape {
      Q5V},
     {{"1280 768, low types, q8_0", 1280, 768, 6, 2, 3, 4864, M5, K3, K2, K3, M4, Q8, true, true, true, false},
      0},
-    {{"768 1280, 3 heads over 1, q5_0", 768, 1280, 3, 1, 3, 4608, K4, K4, K6, K4, K6, Q5V, true, false, true,
+    {{"768 1280, 6 heads over 1, q5_0", 768, 1280, 6, 1, 3, 4608, K4, K4, K6, K4, K6, Q5V, true, false, true,
       false},
      0},
     {{"Qwen3-0.6B, tq3_0", 1024, 3072, 16, 8, 3, 20224, K4, K4, K6, K4, K6, T3V, true, true, false, false},
