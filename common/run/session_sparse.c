@@ -34,7 +34,8 @@ int session_sparse_check(const struct session_options *o, const struct desc *d, 
     if (!op->sparse_room)
         return err_set(e, ERR_USAGE, "%s: has no sparse attention (expected no --sparse)", op->name);
     if (o->pool)
-        return err_set(e, ERR_USAGE, "--sparse beside a pool of %d positions (expected one of them)", o->pool);
+        return err_set(e, ERR_USAGE, "--sparse beside a pool of %d positions (expected one of them)",
+                       o->pool);
     if (!(o->sparse.alpha >= 0))
         return err_set(e, ERR_USAGE, "--sparse: out of range (expected 0 or more, got %g)",
                        (double)o->sparse.alpha);

@@ -1,6 +1,6 @@
 /* grid_unit.cuh - the types with grids (blocks/grids.h) in the streaming layout: a lane's codes of 32 columns
- * at a time, as the A registers of an mma of 8 bits (columns ascending), and their scales. Compiled for the device and for the
- * host.
+ * at a time, as the A registers of an mma of 8 bits (columns ascending), and their scales. Compiled for the
+ * device and for the host.
  *
  * The points' table: [point][2 (IQ3: 1)] 16 bits, four levels of four bits each: what prmt picks bytes by.
  * Products have it in shared memory, where 32 lanes meet some three conflicts; that of the device is read

@@ -340,8 +340,8 @@ static void check_deferred(void)
     go(&l, 1);
     l.down.n_in = 1 << 20;
     blamed("a product that is refused late, in rope_table",
-           op->rope_table(gpu, l.other, (const int32_t *)l.other, NULL, 1, (const double *)l.norm, 64), KN_ETYPE,
-           "matrix product: rows of ");
+           op->rope_table(gpu, l.other, (const int32_t *)l.other, NULL, 1, (const double *)l.norm, 64),
+           KN_ETYPE, "matrix product: rows of ");
     l.down.n_in = n_in;
     verdict(gone(&l, LAYERS) == want, "a product that is refused late: the same layers again");
     free_layers(&l);
