@@ -7,6 +7,7 @@
 #include "../model/family_fixture.h"
 
 #include "../model/recorder.h"
+#include "hybrid_parts.h"
 #include "plans.h"
 #include "../../../common/run/session_impl.h"
 
@@ -14,18 +15,6 @@ enum { IDS = 9, BLOCK = 6 };
 
 /* ---- models: random weights ---- */
 
-#define LINEAR_SIZES(layers, types, n_k, n_v, d_k, d_v, taps)                                                \
-    {"num_hidden_layers", layers}, {"layer_types", types}, {"linear_conv_kernel_dim", taps},                 \
-        {"linear_key_head_dim", d_k}, {"linear_num_key_heads", n_k}, {"linear_num_value_heads", n_v},        \
-        {"linear_value_head_dim", d_v}, {"rope_theta", NULL}, {"rope_scaling", NULL},                        \
-        {"use_sliding_window", NULL}, {"max_window_layers", NULL}, {"vocab_size", "9"},                      \
-        {"tie_word_embeddings", "false"},                                                                    \
-    {                                                                                                        \
-        "rope_parameters",                                                                                   \
-            "{\"rope_type\": \"default\", \"rope_theta\": 10000, \"partial_rotary_factor\": 0.5}"            \
-    }
-#define FULL "\"full_attention\""
-#define LINEAR "\"linear_attention\""
 #define SLIDES "\"sliding_attention\""
 
 static const struct pair qwen3[] = {
@@ -67,28 +56,6 @@ static const struct pair llama[] = {
     {"tie_word_embeddings", "false"},
     {NULL, NULL},
 };
-static const struct pair hybrid[] = {
-    {"architectures", "[\"Qwen3_5ForCausalLM\"]"},
-    {"model_type", "\"qwen3_5_text\""},
-    LINEAR_SIZES("4", "[" LINEAR ", " LINEAR ", " LINEAR ", " FULL "]", "2", "6", "24", "20", "4"),
-    {NULL, NULL},
-};
-static const struct pair even[] = {
-    {"architectures", "[\"Qwen3_5ForCausalLM\"]"},
-    {"model_type", "\"qwen3_5_text\""},
-    LINEAR_SIZES("3", "[" FULL ", " LINEAR ", " LINEAR "]", "3", "3", "16", "32", "2"),
-    {NULL, NULL},
-};
-static const struct pair hybrid_experts[] = {
-    {"architectures", "[\"Qwen3_5MoeForCausalLM\"]"},
-    {"model_type", "\"qwen3_5_moe_text\""},
-    {"num_experts", "5"},
-    {"num_experts_per_tok", "2"},
-    {"moe_intermediate_size", "24"},
-    {"shared_expert_intermediate_size", "20"},
-    LINEAR_SIZES("5", "[" LINEAR ", " FULL ", " LINEAR ", " FULL ", " LINEAR "]", "2", "8", "16", "16", "4"),
-    {NULL, NULL},
-};
 #define GEMMA(moe)                                                                                           \
     {"architectures", "[\"Gemma4ForCausalLM\"]"}, {"attention_bias", "false"}, {"attention_k_eq_v", "true"}, \
         {"bos_token_id", "2"}, {"enable_moe_block", moe}, {"eos_token_id", "1"},                             \
@@ -117,9 +84,8 @@ static const struct pair gemma_experts[] = {GEMMA("true"),
 static const struct {
     const struct pair *parts;
     bool whole; /* a config of its own */
-} kinds[] = {{qwen3, false},  {qwen3moe, false},     {llama, false},
-             {hybrid, false}, {even, false},         {hybrid_experts, false},
-             {gemma, true},   {gemma_experts, true}, {wide, false}};
+} kinds[] = {{qwen3, false},   {qwen3moe, false}, {llama, false},        {dense, false}, {even, false},
+             {experts, false}, {gemma, true},     {gemma_experts, true}, {wide, false}};
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
 static const struct pair drafter_parts[] = {
