@@ -79,8 +79,8 @@ struct session_options {
         *draft_kv_layers; /* [n_layer] of target, of drafters, one behind the other; NULL: as kv.
                              Borrowed: they outlive the session */
     int32_t kv_host;      /* so many of the target's layers, the last that see everything and that no drafter
-                             reads, have their keys and values in the host's memory; more: all of them. Nothing
-                             depends on it but time. Where all memory is the host's it says nothing */
+                             reads, have their keys and values in the host's memory; more: all of them.
+                             Nothing depends on it but time. Where all memory is the host's it says nothing */
     int32_t pool;    /* positions of the target's that layers without a window keep in the device's memory:
                         a multiple of POOL_PAGE (pages.h); 0: all */
     bool kv_convert; /* a state of other types is brought into these, not refused */

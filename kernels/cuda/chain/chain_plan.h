@@ -100,8 +100,8 @@ struct CHAIN_ALIGNED(16) chain_step {
     float scale;
     int32_t map;     /* of the launch's maps, the keys'; then the values' */
     int32_t far;     /* a long context, keys and values through the ring: tiles of 16 times that; 0: not; over
-                        codes, whose types are m[0].type and m[1].type: leaves of keys or values that a warp has
-                        room for */
+                        codes, whose types are m[0].type and m[1].type: leaves of keys or values that a warp
+                        has room for */
     int32_t replays; /* the delta net so many steps behind takes rows that are pending before this step */
     int32_t again;   /* it reads what the step before it reads; from is -1 where that is x */
     struct chain_net d;
