@@ -296,10 +296,11 @@ PAIR_FILES := $(WIDE) $(DIALECTS)/made $(call files_of,$(DENSE)) $(foreach p,$(D
 # The types of the hybrid pair that every run tests; test-exhaustive tests all.
 HYBRID_TYPES := bf16,q8_0,q4_k_m
 
-$(BUILD)/test/lossless: test/lossless.c $(LIB)
+LOSSLESS_SRC := $(wildcard test/lossless/*.c)
+$(BUILD)/test/lossless: $(LOSSLESS_SRC) test/lossless/lossless.h $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
-	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
+	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $(filter %.c %.a,$^) -o $@ $(LIBS)
 
 # What each type of weights costs the pairs: the tables of docs/perplexity.md, made anew.
 QUALITY_TYPES := f32 f16 bf16 q8_0 q6_k q5_k q5_0 q4_k q4_k_m q4_0 $(LOW)
@@ -412,10 +413,10 @@ $(BUILD)/test/test_layout.o: test/gpu/check/test_layout.cc $(wildcard kernels/cu
 $(BUILD)/test/test_layout: $(BUILD)/test/test_layout.o $(CUDA_OBJ) $(LIB)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
-$(BUILD)/test/lossless_gpu: test/lossless.c $(CUDA_OBJ) $(LIB)
+$(BUILD)/test/lossless_gpu: $(LOSSLESS_SRC) test/lossless/lossless.h $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
-	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -DLOSSLESS_CUDA $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
+	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -DLOSSLESS_CUDA $(LDFLAGS) $(filter %.c %.o %.a,$^) -o $@ $(LIBS) $(CUDA_LIBS)
 
 # The backend's speed as a table, over models of real shapes with random weights (45 GB in $(GPU_MODELS)).
 GPU_MODELS := $(BUILD)/gpu-models
