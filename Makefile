@@ -154,7 +154,7 @@ $(SCRIPTS): $(BIN)/%: cmd/dflash/%.sh
 	$(SAY) COPY $@
 	$(Q)install -m 755 $< $@
 
-# Where a position lies, and what a number of a cache is, these alone know (kernels/kernels.h, struct kn_kv).
+# Where a position lies, and what a number of a cache is, these alone know (kernels/ops/kv.h, struct kn_kv).
 KV_DOOR   := kernels/kv.c kernels/kv_rows.h kernels/kv_rows.c kernels/cpu/kv.h kernels/cpu/kv.inc.h kernels/cuda/attention/kv.cuh kernels/cuda/attention/kv_codes.cuh
 KV_ASKERS := $(filter-out $(KV_DOOR),$(wildcard $(foreach d,kernels/cpu/rows* kernels/cpu/attention* kernels/cuda/attention/* \
              kernels/cuda/chain/[a-hj-z]* common/run/*,$d)))
@@ -398,7 +398,7 @@ $(BUILD)/test/chain_gpu: test/gpu/check/chain_gpu.c test/gpu/check/chain_wide.h 
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(LIBS) $(CUDA_LIBS)
 # Where there is little: calls of CUDA, and allocations, that the program lets fail.
 LIMITS_WRAP := $(foreach f,cudaMalloc cudaMemset cudaLaunchKernelExC calloc,-Wl$(comma)--wrap=$f)
-$(BUILD)/test/limits_gpu.o: test/gpu/check/limits_gpu.cc $(wildcard kernels/cuda/*/*.cuh) kernels/kernels.h test/gpu/harness.h
+$(BUILD)/test/limits_gpu.o: test/gpu/check/limits_gpu.cc $(wildcard kernels/cuda/*/*.cuh kernels/ops/*.h) kernels/kernels.h test/gpu/harness.h
 	@mkdir -p $(@D)
 	$(SAY) NVCC $<
 	$(Q)$(NVCC) -O1 -std=c++17 -Xcompiler -Wall,-Wextra -c $< -o $@
@@ -406,7 +406,7 @@ $(BUILD)/test/limits_gpu: $(BUILD)/test/limits_gpu.o test/gpu/harness.c $(CUDA_O
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $(LIMITS_WRAP) $^ -o $@ $(LIBS) $(CUDA_LIBS)
 # The layout of weights on the device, checked on the host: needs nvcc, and no GPU.
-$(BUILD)/test/test_layout.o: test/gpu/check/test_layout.cc $(wildcard kernels/cuda/*/*.cuh) kernels/kernels.h
+$(BUILD)/test/test_layout.o: test/gpu/check/test_layout.cc $(wildcard kernels/cuda/*/*.cuh kernels/ops/*.h) kernels/kernels.h
 	@mkdir -p $(@D)
 	$(SAY) NVCC $<
 	$(Q)$(NVCC) -O1 -std=c++17 -Xcompiler -Wall,-Wextra -c $< -o $@

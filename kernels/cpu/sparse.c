@@ -1,6 +1,6 @@
-/* sparse.c - block-sparse attention of prompts (kernels.h, struct kn_sparse). Threads share (block of rows,
- * kv head). A list's blocks that lie side by side in one group of keys are one run, so a full list gives the
- * bits of dense attention. */
+/* sparse.c - block-sparse attention of prompts (ops/attention.h, struct kn_sparse). Threads share (block of
+ * rows, kv head). A list's blocks that lie side by side in one group of keys are one run, so a full list
+ * gives the bits of dense attention. */
 #include "cpu.h"
 #include "rows.h"
 #include "../kv_rows.h"

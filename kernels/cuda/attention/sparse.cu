@@ -1,5 +1,5 @@
 /* attention/sparse.cu - block-sparse prompts: means of blocks, their scores, and the lists that attention
- * over whole blocks of rows walks along (kernels.h, struct kn_sparse; sparse.cuh).
+ * over whole blocks of rows walks along (ops/attention.h, struct kn_sparse; sparse.cuh).
  *
  * Bound: means read each key and value once, when their block is whole. Scores are a 128th of a dense
  * prompt's products of queries and keys, and each block of rows reads the means before it. */

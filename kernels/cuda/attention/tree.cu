@@ -1,5 +1,5 @@
 /* attention/tree.cu - attention of the rows of a tree: what is committed from the ring, the keys of a row's
- * path from its tail, into the places that they have in a chain (kernels.h, struct kn_tree).
+ * path from its tail, into the places that they have in a chain (ops/cycle.h, struct kn_tree).
  *
  * The leaves before the one that holds the anchor are the same for all rows. attn_tree_shared takes them, a
  * block a (tile of rows, kv head, some nodes), and leaves a partial result a node in memory, of the last node
