@@ -75,6 +75,22 @@ static void test_table(void **state)
     assert_true(lines > 1000); /* a table cut short is no table */
 }
 
+/* Rows that are taken fit where they are prepared, as many as there are at a time. */
+static void test_long_rows(void **state)
+{
+    (void)state;
+    const struct mm_type *t = product_type_of(KN_Q4_K);
+    int64_t longest = 0;
+    for (int64_t n_in = 256; n_in <= 1 << 19; n_in += 256) {
+        struct mm_args a = {0};
+        if (!mm_plan_slices(t, n_in, &a)) continue;
+        longest = n_in;
+        assert_true((size_t)a.slices * (size_t)mm_wide_slice(MM_WIDE_MOST, a.slice_units) <= MM_ROWS_BYTES);
+        assert_true((size_t)a.slices * (size_t)a.slice_row * MM_PREP_ROWS <= MM_ROWS_BYTES);
+    }
+    assert_true(longest > 1 << 17);
+}
+
 /* What is reserved is enough for a tree of any number of rows, however long the context: rows that go
  * together have room for the tiles of their blocks, and the next ones begin with a tile. */
 static void test_trees_over_codes(void **state)
@@ -121,7 +137,7 @@ static int write_table(void)
 int main(int argc, char **argv)
 {
     if (argc == 2 && !strcmp(argv[1], "--write")) return write_table();
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_table),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_table), cmocka_unit_test(test_long_rows),
                                        cmocka_unit_test(test_trees_over_codes)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
