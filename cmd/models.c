@@ -502,6 +502,15 @@ void models_check_flags(struct models *m, const struct cli *c)
     overrides(m, c, &seen);
 }
 
+int models_inputs(const struct models *m, const char **list)
+{
+    const char *const all[] = {m->target_path, m->drafter_path, m->mtp, m->experts_counts};
+    int n = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i] && strcmp(all[i], "target")) list[n++] = all[i];
+    return n;
+}
+
 int models_open(struct models *m, const struct cli *c, struct err *e)
 {
     double start = cli_seconds();

@@ -153,6 +153,10 @@ struct models {
 /* Usage errors of these flags that need no file: for programs that read something else before models_open,
  * which asks too. */
 void models_check_flags(struct models *m, const struct cli *c);
+/* The files that these flags name, for what refuses to write over what is read: models first, then what else
+ * there is. list has room for MODELS_INPUTS; returns how many. */
+enum { MODELS_INPUTS = 4 };
+int models_inputs(const struct models *m, const char **list);
 /* Open the backend and load the models; notes what was inferred about the drafter, with -v what is in the
  * files and what a device's memory will hold. Before any weight is read: both files are described and fitted
  * to each other, known and check are looked at, and ERR_DEVICE is returned where the device's memory cannot

@@ -449,6 +449,16 @@ static int check_prompts(void *ctx, struct err *e)
     return 0;
 }
 
+static int open_output(struct redirect *file, struct err *e)
+{
+    const char *inputs[BENCH_INPUTS];
+    int n = plan_flags_inputs(&o.plan, inputs);
+    if (o.lookup.path) inputs[n++] = o.lookup.path;
+    if (o.accept_trace) inputs[n++] = o.accept_trace;
+    for (int i = 0; i < cli.n_args; i++) inputs[n++] = cli.args[i];
+    return bench_redirect(file, out_path, force, &o.m, inputs, n, e);
+}
+
 int bench_run(int argc, char **argv)
 {
     struct err e = {0};
@@ -460,7 +470,7 @@ int bench_run(int argc, char **argv)
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
     check_flags();
     cli_one_stdin(&cli, cli.args, cli.n_args);
-    if (bench_redirect(&file, out_path, force, &o.m, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
+    if (open_output(&file, &e)) return cli_fail(&cli, &e);
     struct prompt *p = mem_calloc((size_t)cli.n_args, sizeof *p);
     out.id = mem_alloc((size_t)(o.n + SESSION_MAX_ROWS) * sizeof *out.id);
     if (!p || !out.id) {

@@ -133,9 +133,11 @@ static int write_logprobs(void *ctx, int32_t id, const float *logits, int32_t n_
 static int open_outputs(struct outputs *o, struct err *e)
 {
     /* A state may take the place of the one that it goes on from, which is the last of the inputs. */
-    const char *inputs[] = {set.m.target_path, set.m.drafter_path ? set.m.drafter_path : set.m.target_path,
-                            set.m.mtp ? set.m.mtp : set.m.target_path,
-                            set.lookup.path ? set.lookup.path : "-", set.state_path ? set.state_path : "-"};
+    const char *inputs[1 + MODELS_INPUTS + PLAN_INPUTS + 2] = {"-"};
+    int n = 1 + models_inputs(&set.m, inputs + 1);
+    n += plan_flags_inputs(&set.plan, inputs + n);
+    if (set.lookup.path) inputs[n++] = set.lookup.path;
+    if (set.state_path) inputs[n++] = set.state_path;
     const bool over = set.save_path && set.state_path && cli_same_file(set.save_path, set.state_path);
     const struct {
         const char *path;
@@ -144,11 +146,10 @@ static int open_outputs(struct outputs *o, struct err *e)
                 {set.trace_path, &o->trace},
                 {set.draft_logits_path, &o->draft_logits},
                 {set.text.logprobs.name, &o->logprobs}};
-    if (io_out_open(&o->tokens, set.out_path, set.force, inputs, 5, e)) return -1;
+    if (io_out_open(&o->tokens, set.out_path, set.force, inputs, n, e)) return -1;
     for (int i = 0; i < 4; i++)
-        if (more[i].path && io_out_open(more[i].out, more[i].path, true, inputs, 5, e)) return -1;
-    return set.save_path ? io_out_open(&o->state, set.save_path, set.force || over, inputs, over ? 4 : 5, e)
-                         : 0;
+        if (more[i].path && io_out_open(more[i].out, more[i].path, true, inputs, n, e)) return -1;
+    return set.save_path ? io_out_open(&o->state, set.save_path, set.force || over, inputs, n - over, e) : 0;
 }
 
 static int commit_outputs(struct outputs *o, struct err *e)

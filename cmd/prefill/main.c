@@ -240,7 +240,8 @@ static int take_state_row(struct session *s, struct rows *r, struct err *e)
 static struct stat imatrix_seen;
 
 /* What is in the file already is added to. */
-static int open_imatrix(struct imatrix **im, struct io_out *out, const char *const *inputs, struct err *e)
+static int open_imatrix(struct imatrix **im, struct io_out *out, const char *const *inputs, int n,
+                        struct err *e)
 {
     const bool exists = stat(imatrix_path, &imatrix_seen) == 0;
     if (!exists) imatrix_seen = (struct stat){0};
@@ -255,7 +256,7 @@ static int open_imatrix(struct imatrix **im, struct io_out *out, const char *con
     }
     (*im)->chunk_size = (uint32_t)(chunk ? chunk : SESSION_CHUNK);
     if (imatrix_add_dataset(*im, dataset ? dataset : "stdin", e)) return -1;
-    return io_out_open(out, imatrix_path, true, inputs, 3, e);
+    return io_out_open(out, imatrix_path, true, inputs, n, e);
 }
 
 /* The names of all outputs. Two runs that add to one importance matrix at a time would each replace what the
@@ -293,9 +294,13 @@ static void note_imatrix(const struct imatrix *im)
 
 static int run(struct err *e)
 {
-    /* A state may take the place of the one that it goes on from, which is the last of the inputs. */
-    const char *inputs[] = {m.target_path, m.drafter_path ? m.drafter_path : m.target_path,
-                            m.mtp ? m.mtp : "-", state_path ? state_path : "-"};
+    /* A state may take the place of the one that it goes on from, which is the last of the inputs; an
+     * importance matrix, of the one that says which experts are the host's. */
+    const char *inputs[1 + MODELS_INPUTS + 2] = {"-"};
+    int n = 1 + models_inputs(&m, inputs + 1);
+    const int models = n - (m.experts_counts != NULL);
+    if (cf.scorer) inputs[n++] = cf.scorer;
+    if (state_path) inputs[n++] = state_path;
     const bool over = state_path && out_path && cli_same_file(out_path, state_path);
     struct io_out out = {.fd = -1}, logits = {.fd = -1}, importance = {.fd = -1}, kept = {.fd = -1};
     struct planes planes = {.out = {.fd = -1}};
@@ -307,11 +312,11 @@ static int run(struct err *e)
     struct prompt p = {.compress.f = &cf};
     int rc = -1;
     double start;
-    if (state && io_out_open(&out, out_path, force || over, inputs, over ? 3 : 4, e)) goto done;
-    if (imatrix_path && open_imatrix(&im, &importance, inputs, e)) goto done;
-    if (logits_path && io_out_open(&logits, logits_path, true, inputs, 4, e)) goto done;
-    if (cf.kept_path && io_out_open(&kept, cf.kept_path, true, inputs, 4, e)) goto done;
-    if (hidden_path && (io_out_open(&planes.out, hidden_path, true, inputs, 4, e) ||
+    if (state && io_out_open(&out, out_path, force || over, inputs, n - over, e)) goto done;
+    if (imatrix_path && open_imatrix(&im, &importance, inputs, models, e)) goto done;
+    if (logits_path && io_out_open(&logits, logits_path, true, inputs, n, e)) goto done;
+    if (cf.kept_path && io_out_open(&kept, cf.kept_path, true, inputs, n, e)) goto done;
+    if (hidden_path && (io_out_open(&planes.out, hidden_path, true, inputs, n, e) ||
                         io_out_place(&planes.out, 0, NULL, 0, e)))
         goto done;
     m.known =

@@ -104,6 +104,7 @@ static int read_any(struct desc_reader *r, const char *width_key, const char *pr
     d->kind = "assistant";
     d->pre_name = pre;
     d->post_name = post;
+    d->first_row = 1;
     d->mask_id = 0;
     d->block_size = r->o && r->o->block_size ? r->o->block_size : USUAL_BLOCK;
     d->block_most = MOST_ROWS;

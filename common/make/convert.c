@@ -433,8 +433,11 @@ static int check_flags(struct conv *c, struct err *e)
                        : o->n_head > 0     ? "--heads"
                        : o->n_ctx > 0      ? "--context-length"
                                            : NULL;
-    if (flag && !c->fam->drafter)
-        return err_set(e, ERR_USAGE, "%s: %s is for drafters, this is a %s", c->label, flag, c->fam->hf);
+    if (flag && !c->fam->drafter) {
+        err_set(e, ERR_USAGE, "%s: %s is for drafters that read taps, this is a %s", c->label, flag,
+                c->fam->hf);
+        return o->target ? err_hint(e, CONV_NO_TARGET) : -1;
+    }
     if (o->mtp != CONVERT_MTP_FOUND && !conv_has_mtp(c->fam))
         return err_set(e, ERR_USAGE, "%s: --mtp is for families that predict further tokens, this is a %s",
                        c->label, c->fam->hf);

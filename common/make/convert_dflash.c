@@ -336,8 +336,9 @@ static int put_attention(struct conv *c, struct err *e)
     const char *where = NULL;
     int r = c->cfg ? hf_find_bool(c->cfg, causal_paths, &is_causal, &where, e) : 1;
     if (r < 0) return -1;
+    bool all = true;
     for (int i = 0; i < c->n_layer; i++)
-        d->causal[i] = r == 0 ? is_causal : d->sliding[i] && !c->d.conv_kernel;
+        all &= d->causal[i] = r == 0 ? is_causal : d->sliding[i] && !c->d.conv_kernel;
     if (d->any_sliding) {
         for (int i = 0; i < c->n_layer; i++) pattern[i] = d->sliding[i];
         if (conv_put_u32(c, "attention.sliding_window", d->window, e) ||
@@ -346,9 +347,8 @@ static int put_attention(struct conv *c, struct err *e)
             return -1;
     }
     const bool put =
-        c->dialect->causal == CAUSAL_IGNORED || (r == 0 && c->dialect->causal == CAUSAL_OPTIONAL);
-    if (put && gguf_put_bool(c->w, dialect_key(c->dialect, "attention.causal", key, sizeof key),
-                             r == 0 && is_causal, e))
+        c->dialect->causal == CAUSAL_IGNORED || ((r == 0 || all) && c->dialect->causal == CAUSAL_OPTIONAL);
+    if (put && gguf_put_bool(c->w, dialect_key(c->dialect, "attention.causal", key, sizeof key), all, e))
         return -1;
     char text[DESC_MAX_LAYERS + 1];
     for (int i = 0; i < c->n_layer; i++) {

@@ -295,6 +295,8 @@ extern const struct conv_drafter_paths conv_drafter_paths;
 
 /* The row that --dialect names, else that of the name otherwise; ERR_USAGE for one that is not known. */
 int conv_dialect(const struct convert *o, const char *otherwise, const struct dialect **x, struct err *e);
+/* What is said to whom --target does not help: to them that convert a target, an MTP block, an assistant. */
+#define CONV_NO_TARGET "leave it out; dflash-inspect --pair compares any drafter with its target"
 const char *conv_arch(const struct conv *c); /* general.architecture of the output */
 
 /* convert_gguf.c: the input is a GGUF. */

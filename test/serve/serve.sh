@@ -27,6 +27,11 @@ check() { # NAME COMMAND...
     servers=()
 }
 
+at_places() { # IDS PLACES: the ids that stand there
+    ids "$2" | while read -r i; do dd if="$1" bs=4 skip="$i" count=1 status=none; done
+}
+ids() { od -An -v -td4 -w4 "$1" | tr -d ' '; }
+
 # Prompts: b and c begin as a does and part from it, within a chunk and at a chunk's end; d is another.
 set_up() { # DIR TARGET: prompts, and what dflash-generate alone writes for them
     local t=$2 d=$1
@@ -37,6 +42,8 @@ set_up() { # DIR TARGET: prompts, and what dflash-generate alone writes for them
     { head -c 800 "$d/all"; head -c 500 "$d/other"; } >"$d/b.tok"
     { head -c 512 "$d/all"; head -c 300 "$d/other"; } >"$d/c.tok"
     head -c 360 "$d/other" >"$d/d.tok"
+    dflash-prefill -q -m "$t" --compress 0.8 --kept "$d/places" -o "$d/state" <"$d/a.tok" 2>/dev/null
+    at_places "$d/a.tok" "$d/places" >"$d/a.kept"
     for p in a b c d; do
         dflash-generate -q -m "$t" -n 24 --chunk 64 --ignore-eos <"$d/$p.tok" >"$d/$p.0.out"
         dflash-generate -q -m "$t" -n 24 --chunk 64 --ignore-eos --temp 0.8 --top-p 0.95 --top-k 40 --repeat-penalty 1.1 --seed 7 <"$d/$p.tok" >"$d/$p.1.out"
@@ -60,7 +67,6 @@ check lines-hybrid-2 "$client" lines 6 "$lines" "$work/hybrid" dflash-generate -
 # ---- by pipes, one thing at a time ----
 t=$dense d=$dense_d p=$work/dense
 serve() { timeout 200 dflash-generate -q -m "$t" -d "$d" $common "$@"; } # lines on stdin, replies on stdout
-ids() { od -An -v -td4 -w4 "$1" | tr -d ' '; }
 list() { ids "$1" | paste -sd,; }
 
 # what was written may be gone on with: the same as one run with a state between
@@ -238,6 +244,74 @@ parked() {
 }
 check parked parked
 
+# The tokens that stay are those of dflash-prefill; a client that parks around it as one that lets it be done; what is not
+# there or no scorer is said, behind one -1 each.
+compressed() {
+    cp "$dense" scorer.gguf
+    printf '%s\n' "compress $p/a.tok 800 ./scorer.gguf" "$p/d.tok 2" 'park target' 'park draft' "compress	$p/a.tok	800	./scorer.gguf" \
+        "$p/d.tok 2" 'free drafter' 'unpark target' "compress $p/a.tok 800 ./scorer.gguf nopark" unpark "$p/d.tok 2" SNAPSHOT\ 1 \
+        "compress $p/a.tok 800 ./scorer.gguf nopark" 'SNAPSHOT 1' "compress $p/a.tok 800 ./scorer.gguf" 'SNAPSHOT 1' |
+        serve --stream-fd 3 3>st >re 2>err || return 1
+    two() { head -n 2 <(ids "$p/d.0.out"); }
+    kept() { ids "$p/a.kept" && echo -1; }
+    { kept; two; echo -1; echo -1; echo -1; kept; echo -1; echo -1; echo -1; kept; echo -1; two; echo -1; kept; kept; } | diff - <(ids st) || return 1
+    printf '%s\n' 'ok N=90' '[park] target released' '[park] draft released' 'err target_parked' '[unpark] target restored' '[unpark] draft restored' \
+        'ok N=90' '[snap] inline slot=1 cur_pos=92' '[snap] inline slot=1 cur_pos=92' '[snap] inline slot=1 cur_pos=-1' |
+        diff - <(tail -n +2 re | sed 's/ gen=.*//') || return 1
+    printf '\377\377\377\177' >wrong.tok
+    printf '%s\n' "compress $p/a.tok 800 $d" "compress $p/a.tok 800 none.gguf" "compress $p/a.tok 800 $p/a.tok" "compress $p/a.tok 300 ./scorer.gguf" \
+        "compress none.tok 500 ./scorer.gguf" 'compress ./wrong.tok 500 ./scorer.gguf nopark' "compress $p/a.tok 0 ./scorer.gguf" "$p/d.tok 2" |
+        serve --stream-fd 3 3>st >re || return 1
+    printf 'err %s\n' adapter_unavailable adapter_unavailable adapter_unavailable bad_args empty_prompt bad_prompt bad_args | cat - <(echo ok) |
+        diff - <(tail -n +2 re | sed 's/^\(err [a-z_]*\) .*/\1/;s/^ok .*/ok/') || return 1
+    { yes -- -1 | head -n 7; two; echo -1; } | diff - <(ids st) || return 1
+    printf '%s\n' "compress $p/a.tok 800 ./scorer.gguf" | serve >re && grep -qx 'err no_stream_fd' re
+}
+check compressed compressed
+
+# It runs alone, in turns: the models' memory is the scorer's meanwhile, a cancelled one or one whose time ends gives it back.
+compressing() {
+    cp "$dense" own.gguf && cp "$dense" scorer.gguf
+    for _ in {1..60}; do cat "$p/all"; done >long.tok
+    mkfifo in.x out.x
+    dflash-generate -q -m own.gguf -d "$d" $common --stream-fd 3 3>st <in.x >out.x &
+    local pid=$! x i
+    exec 7>in.x 8<out.x
+    read -r _ <&8
+    wait_for() { # TEXT of stats; sets x
+        for ((i = 0; i < 1000; i++)); do
+            echo '{"op":"stats"}' >&7 && read -r x <&8
+            case "$x" in *"$1"*) return ;; esac
+        done
+        return 1
+    }
+    until_done() { while read -r x <&8; do case "$x" in *'"done"'*) break ;; esac; done; }
+    for how in '' ' nopark'; do
+        [ "$(grep -c own.gguf /proc/$pid/maps)" != 0 ] || return 1
+        printf '%s\n' '{"id":1,"file":"'"$p"'/a.tok","n":40}' "compress ./long.tok 500 ./scorer.gguf$how" >&7
+        until_done
+        case "$x" in '{"id":1,'*) ;; *) echo "$x" && return 1 ;; esac # it waits for what runs
+        case "$how" in
+        '') wait_for '"target_parked":true,"draft_parked":true' || return 1 ;;
+        *) wait_for '"running":1,"waiting":0' && wait_for '"target_parked":false,"draft_parked":false' || return 1 ;;
+        esac
+        echo '{"id":2,"prompt":[5],"n":2}' >&7 # and 2 for it
+        wait_for '"running":1,"waiting":1' || return 1
+        [ "$(grep -c scorer.gguf /proc/$pid/maps)" != 0 ] || return 1
+        if [ -z "$how" ]; then [ "$(grep -c own.gguf /proc/$pid/maps)" = 0 ] || return 1; fi
+        echo '{"op":"cancel","line":true}' >&7
+        read -r x <&8 && [ "$x" = '{"op":"cancel","found":1}' ] && read -r x <&8 && [ "$x" = 'err cancelled' ] || return 1
+        until_done
+        case "$x" in '{"id":2,'*'"generated_tokens":2,'*) ;; *) echo "$x" && return 1 ;; esac
+        [ "$(grep -c scorer.gguf /proc/$pid/maps)" = 0 ] || return 1
+    done
+    exec 7>&- 8<&-
+    wait $pid && [ "$(list st)" = -1,-1 ] || return 1
+    printf '%s\n' "compress ./long.tok 500 ./scorer.gguf" "$p/d.tok 0" | serve --stream-fd 3 --time-limit 0.3 3>st >re
+    sed -n 2p re | grep -qx 'err timeout' && sed -n 3p re | grep -q -e '^ok' -e '^err timeout' && [ "$(list st)" = -1,-1 ]
+}
+check compressing compressing
+
 usage() {
     for f in '--serve -o x' '--stream-fd 3' '--serve --stream-fd 77' '--serve --stream-fd 2' '--listen s --stream-fd 3' '--serve --state x' '--root /' '--serve --root /nowhere'; do
         dflash-generate -m "$t" $f </dev/null >o 2>e 3>o3
@@ -268,7 +342,8 @@ socket() {
     for i in 1 2 3 4; do wait "${pids[i]}" || { cat c.$i; return 1; }; done
     ask 'LIST_SLOTS' | grep -qx '\[snap\] slots=' || return 1
     ask './a.tok 3' | grep -qx 'err no_stream_fd' || return 1
-    ended TERM 143
+    ask '{"op":"quit"}'
+    wait "$server" && [ ! -e s ] # an end at which sanitizers look for what was lost
 }
 check socket socket
 
@@ -286,6 +361,11 @@ roots() {
     for f in ../out etc/out "$work/out" .. in/.. out /out; do
         ask '{"id":1,"prompt":[5],"n":2,"save_state":"'"$f"'"}' | grep -q '"error":"bad_args"' || { echo "out $f"; return 1; }
     done
+    # on stdin too; a scorer is a file like others
+    cp "$t" root/in/scorer.gguf && ln -sf "$work/root/in/scorer.gguf" root/far.gguf && ln -sf in/scorer.gguf root/near.gguf
+    printf 'compress %s\n' "in/a.tok 800 ../dense/a.tok" "in/a.tok 800 $t" "in/a.tok 800 far.gguf" "in/a.tok 800 in" "../outside.tok 800 near.gguf" "in/a.tok 800 near.gguf" "./in/a.tok 800 $work/root/in/scorer.gguf" |
+        serve --stream-fd 3 --root root 3>st >re && [ "$(grep -c '^err bad_args' re)" = 5 ] || return 1
+    { yes -- -1 | head -n 5; for _ in 1 2; do ids "$p/a.kept"; echo -1; done; } | diff - <(ids st) || return 1
     ask '{"id":1,"prompt":[5],"n":2,"save_state":"in/out"}' '{"id":2,"prompt":[5],"n":2,"save_state":"'"$work"'/root/out2"}' | grep -c '"done":true' | grep -qx 2 && [ -s root/in/out ] && cmp root/in/out root/out2 || return 1
     ended TERM 143 || return 1
     begin # no root: no paths
