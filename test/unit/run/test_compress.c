@@ -346,9 +346,5 @@ int main(void)
         cmocka_unit_test(test_whole),   cmocka_unit_test(test_places),   cmocka_unit_test(test_slot),
         cmocka_unit_test(test_refused),
     };
-    const int begun = engine_begin();
-    if (begun) return begun;
-    const int rc = cmocka_run_group_tests(tests, NULL, NULL);
-    engine_end();
-    return rc;
+    return cmocka_run_group_tests(tests, engine_begin, engine_end);
 }
