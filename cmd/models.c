@@ -551,7 +551,7 @@ void models_close(struct models *m)
 int models_kv(struct models *m, const struct state_info *info, struct session_options *o, struct err *e)
 {
     const struct desc *drafters[PLAN_SOURCES];
-    sparse_flags_resolve(&m->sparse, info, o);
+    if (sparse_flags_resolve(&m->sparse, info, o, e)) return -1;
     if (kv_flags_resolve(&m->kv, m->target->d, drafters, models_drafters(m, drafters), info, o, e)) return -1;
     o->kv_host = m->kv_host_layers;
     o->pool = m->pool ? m->pool : info ? info->pool : 0;
