@@ -327,6 +327,14 @@ int32_t models_drafters(const struct models *m, const struct desc *list[PLAN_SOU
     return n;
 }
 
+int32_t models_block(const struct models *m, int32_t block)
+{
+    if (!m->drafter) return 1;
+    if (!block) block = desc_cycle_rows(m->drafter->d);
+    const int32_t beside = !m->beside ? 0 : m->mtp_block ? m->mtp_block : desc_cycle_rows(m->beside->d);
+    return block > beside ? block : beside;
+}
+
 void models_no_mtp(const struct models *m, const struct cli *c, const char *what)
 {
     if (m->mtp)

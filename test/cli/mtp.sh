@@ -46,6 +46,7 @@ refused 2 dflash-convert "$config" --random 1 --mtp some -o x.gguf
 refused 3 dflash-convert "$SRC/data/pair-hybrid/target" --mtp only -o x.gguf
 # Beside another drafter: whoever proposes, the stream is one; a state of both goes on with both, with one, with none.
 dflash-convert -q "$SRC/data/pair-hybrid/drafter/config.json" --random 5 --type q8_0 --target none.gguf -o taps.gguf
+dflash-generate -q -m none.gguf -d taps.gguf --mtp mtp.gguf --mtp-block 40 -n 24 --ignore-eos <p.tok | cmp - plain.tok # room for the longer block
 for m in target mtp.gguf; do
     for more in "" "--tree auto" "--temp 0.8 --seed 4 --mtp-block 6"; do
         # shellcheck disable=SC2086
