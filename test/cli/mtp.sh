@@ -14,6 +14,11 @@ for d in "both.gguf -d target" "both.gguf -d mtp.gguf" "none.gguf -d mtp.gguf" "
         cmp plain.tok drafted.tok
     done
 done
+# A key of the file is the block's too, by whatever path it is named.
+for d in target both.gguf ./both.gguf; do
+    dflash-generate -q -m both.gguf -d $d --override-kv qwen35.rope.freq_base=float:12345 --width 4 --draft-trace t.${d##*/} --stats key -n 24 --ignore-eos <p.tok >/dev/null
+    cmp t.target t.${d##*/}
+done
 dflash-generate -q -m both.gguf -d target --tree 9 --block 6 -n 24 --ignore-eos <p.tok | cmp - plain.tok
 echo "drafted as plain"
 dflash-prefill -q -m both.gguf -d target -o s.state <p.tok
