@@ -12,8 +12,15 @@ static void test_budget(void **state)
 {
     (void)state;
     assert_int_equal(compress_budget(1, 77), 77);
-    assert_int_equal(compress_budget(0.5, 77), 39);
-    assert_int_equal(compress_budget(1e-9, 77), 1);
+    assert_int_equal(compress_budget(0.5f, 77), 39);
+    assert_int_equal(compress_budget(0.5f, 78), 39);
+    for (int32_t n = 10; n <= 1 << 20; n *= 2) { /* numbers whose floats are larger, and smaller */
+        assert_int_equal(compress_budget(0.3f, n * 10), n * 3);
+        assert_int_equal(compress_budget(0.7f, n * 10), n * 7);
+        assert_int_equal(compress_budget(0.1f, n * 10), n);
+    }
+    assert_int_equal(compress_budget(1, 1 << 24), 1 << 24);
+    assert_int_equal(compress_budget(1e-9f, 77), 1);
 }
 
 static void test_choose(void **state)
