@@ -542,11 +542,11 @@ size_t attn_scratch(int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t w
     const struct cuda_device any = {0};
     if (attn_form_takes(ATTN_CODES, &any, d, 1, kv->type.k, kv->type.v)) {
         const int32_t rows = n < ATTN_FEW ? n : ATTN_FEW, n_rep = n_head / kv->n_head_kv,
-                      step = tree_step(n_rep), few = rows < step ? rows : step;
-        const size_t node = codes_group_bytes(d, kv->n_head_kv, 1,
-                                              attn_codes_nodes(kn_kv_positions(kv), rows, window, false, 0)),
-                     all = node * (size_t)tree_tiles(rows, n_rep, d),
-                     least = node * (size_t)tree_tiles(few, n_rep, d);
+                      step = tree_step(n_rep), few = rows < step ? rows : step,
+                      nodes = attn_codes_nodes(kn_kv_positions(kv), rows, window, false, 0);
+        const size_t tile = codes_group_bytes(d, kv->n_head_kv, 1, nodes),
+                     all = tile * (size_t)tree_tiles(rows, n_rep, d),
+                     least = tile * (size_t)tree_tiles(few, n_rep, d);
         return all < CODES_BUDGET ? all : least > CODES_BUDGET ? least : CODES_BUDGET;
     }
     if (!attn_form_takes(ATTN_STEP, &any, d, 1, kv->type.k, kv->type.v)) return 0;
