@@ -355,6 +355,10 @@ struct kn_attention {
     /* NULL, or causal rows, without window, first and tree, that are whole blocks: n and pos[0] are multiples
      * of KN_SPARSE_BLOCK. A row gets the bits that it has whatever other blocks of rows share the call. */
     const struct kn_sparse *sparse;
+    /* NULL, or [n_head], without sparse: every row of a head sees one key more, whose score this is (as it
+     * stands, without scale) and whose value is zero. A row that sees no other gives zeros. Only where
+     * ops.sinks. */
+    const float *sinks;
 };
 
 /* What rows of queries attend to. p[r, h, j] is the softmax, over the keys j <= pos[r] of the first n_keys,
@@ -696,6 +700,7 @@ struct kn_ops {
     int32_t pass_rows; /* a prefill pass is worth this many rows, where chunks are shorter; 0: the chunk's own
                           are enough */
     const struct kn_memory *memory; /* NULL: the host's memory, which is not planned */
+    bool sinks;                     /* attention takes kn_attention.sinks */
     bool counts; /* takes no memory and counts what would be taken: what it is handed is not looked at */
     /* memory */
     void *(*alloc)(struct kn_backend *, size_t bytes); /* zeroed, 64-byte aligned; NULL on failure */
