@@ -124,7 +124,9 @@ struct desc {
     float logit_scale; /* drafters: of the logits, before the cap */
     /* drafters: of other blocks than Qwen3's (desc_dflash.c). Scale of scores, 0: by the head's size. */
     float attention_scale;
+    float value_scale; /* of what Wo leaves, 0: none */
     bool gelu, other_block;
+    bool sinks; /* drafters: some layer has attn_sinks */
     /* What a rule of the format decided because the file is silent, a sentence each, for -v; "" if nothing */
     char inferred[512];
     /* tokenizer and stopping, where the file has them; ids, -1 if absent */

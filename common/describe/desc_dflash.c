@@ -474,7 +474,7 @@ static int tell_block(struct desc_reader *r, int32_t no_values)
 {
     struct desc *d = r->d;
     const size_t n = strlen(d->pieces);
-    char name[64], scale[48] = "";
+    char name[64], scale[96] = "";
     bool norms = false;
     for (int i = 0; i < 2 * d->n_layer; i++) {
         snprintf(name, sizeof name, "blk.%d.post_%s_norm.weight", i / 2, i % 2 ? "ffw" : "attention");
@@ -482,12 +482,46 @@ static int tell_block(struct desc_reader *r, int32_t no_values)
     }
     if (d->attention_scale > 0)
         snprintf(scale, sizeof scale, ", scores times %g", (double)d->attention_scale);
+    if (d->value_scale > 0)
+        snprintf(scale + strlen(scale), sizeof scale - strlen(scale), ", attention times %g",
+                 (double)d->value_scale);
     snprintf(d->pieces + n, sizeof d->pieces - n,
              "%sblocks with%s%s%s, values of the keys in %d of %d layers", n ? ", " : "",
              d->gelu ? " gelu" : " silu", scale, norms ? ", norms behind branches" : "", no_values,
              d->n_layer);
     if (strcmp(d->kind, "DFlash2")) return 0;
     return desc_fail(r, "a DFlash2 drafter: its layers must be Qwen3's (found %.300s)", d->pieces + n);
+}
+
+/* Scales of matrices, each [1], beside the matrix that they are of. */
+static int read_scale(struct desc_reader *r, const char *matrix)
+{
+    static const int64_t one[3] = {1, 0, 0};
+    char scale[64], weight[64];
+    snprintf(scale, sizeof scale, "%s.scale", matrix);
+    snprintf(weight, sizeof weight, "%s.weight", matrix);
+    if (!gguf_tensor(r->g, scale)) return 0;
+    if (desc_shape(r, one, scale)) return -1;
+    return gguf_tensor(r->g, weight)
+               ? 0
+               : desc_fail(r, "tensor '%s': there is no %s that it is of", scale, weight);
+}
+
+static int read_scales(struct desc_reader *r)
+{
+    static const char *const whole[] = {"fc", "markov_w2", "output"}, *const layer[] = {
+                                                                          "attn_q",      "attn_k",   "attn_v",
+                                                                          "attn_output", "ffn_gate", "ffn_up",
+                                                                          "ffn_down"};
+    char name[64];
+    for (size_t i = 0; i < sizeof whole / sizeof whole[0]; i++)
+        if (read_scale(r, whole[i])) return -1;
+    for (int i = 0; i < r->d->n_layer; i++)
+        for (size_t k = 0; k < sizeof layer / sizeof layer[0]; k++) {
+            snprintf(name, sizeof name, "blk.%d.%s", i, layer[k]);
+            if (read_scale(r, name)) return -1;
+        }
+    return 0;
 }
 
 /* What llama.cpp's drafters of Gemma 4 have beside a Qwen3 block. Other dialects have none of it, and one of
@@ -499,16 +533,20 @@ static int read_block_parts(struct desc_reader *r, const struct dialect *x)
     char name[64];
     d->rope[0].has_divisors = gguf_tensor(r->g, "rope_freqs.weight") != NULL;
     if (strcmp(x->name, "upstream")) return 0;
-    if (read_act(r) || desc_maybe_f32(r, "attention.scale", &d->attention_scale) < 0) return -1;
-    d->other_block = d->gelu || d->attention_scale > 0;
+    if (read_act(r) || desc_maybe_f32(r, "attention.scale", &d->attention_scale) < 0 ||
+        desc_maybe_f32(r, "attention.value_scale", &d->value_scale) < 0 || read_scales(r))
+        return -1;
+    d->other_block = d->gelu || d->attention_scale > 0 || d->value_scale > 0;
     for (int i = 0; i < d->n_layer; i++) {
         snprintf(name, sizeof name, "blk.%d.attn_v.weight", i);
         d->layer[i].value_is_key = !gguf_tensor(r->g, name);
         keys_alone += d->layer[i].value_is_key;
         const int attn = optional(r, i, "post_attention_norm", d->n_embd),
                   ffw = optional(r, i, "post_ffw_norm", d->n_embd),
-                  scale = optional(r, i, "layer_output_scale", 1);
-        if (attn < 0 || ffw < 0 || scale < 0) return -1;
+                  scale = optional(r, i, "layer_output_scale", 1),
+                  sinks = optional(r, i, "attn_sinks", d->layer[i].n_head);
+        if (attn < 0 || ffw < 0 || scale < 0 || sinks < 0) return -1;
+        d->sinks |= sinks > 0;
         if (scale && !ffw)
             return desc_fail(r,
                              "tensor 'blk.%d.layer_output_scale.weight': is not supported without "

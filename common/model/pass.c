@@ -117,6 +117,7 @@ struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_
                       .tree = p->tree,
                       .tail = p->tree ? &p->tail[i] : NULL,
                       .sparse = p->sparse && p->sparse[i].mean.k ? &p->sparse[i] : NULL,
+                      .sinks = y->sinks,
                       .then = &y->wo},
         .seen = p->seen && p->seen->wanted[i] && p->first_pos + p->n > p->seen->from ? p->seen : NULL,
         .first_pos = p->first_pos,
