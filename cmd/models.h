@@ -166,6 +166,9 @@ int models_open(struct models *m, const struct cli *c, struct err *e);
 struct source *models_sources(struct models *m);
 /* The descriptions of the same; returns how many. */
 int32_t models_drafters(const struct models *m, const struct desc *list[PLAN_SOURCES]);
+/* Rows of a draft at most, of those: the drafter's (block: as --block has it; 0: as usual) or the MTP block's
+ * beside it; 1 without. A stream wants room for so many behind its last token. */
+int32_t models_block(const struct models *m, int32_t block);
 /* Refuse --mtp, for what: a program or flag that has no use for a second drafter. */
 void models_no_mtp(const struct models *m, const struct cli *c, const char *what);
 /* A session over the models and an engine of its own; ERR_DEVICE where it does not fit the device's memory,

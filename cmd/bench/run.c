@@ -436,7 +436,7 @@ static int check_prompts(void *ctx, struct err *e)
     if (o.synthetic.slots) o.ignore_eos = true; /* the ids are not those of a text */
     for (int i = 0; i < cli.n_args; i++) {
         if (models_check_ids(&o.m, cli.args[i], p[i].id, p[i].n, e)) return -1;
-        int64_t need = (int64_t)p[i].n + o.n + block;
+        int64_t need = (int64_t)p[i].n + o.n + models_block(&o.m, o.block);
         if (need > (o.ctx ? o.ctx : SESSION_MAX_CTX))
             return err_set(e, ERR_USAGE,
                            "%s: --ctx is too small (expected %lld: %zu prompt tokens, %lld new ones and a "

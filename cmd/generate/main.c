@@ -249,7 +249,7 @@ static int make_options(struct run *u, struct err *e)
 {
     const struct desc *t = set.m.target->d, *d = set.m.drafter ? set.m.drafter->d : NULL;
     int64_t prompt = (int64_t)u->info.n_tokens + (int64_t)u->n_prompt;
-    int32_t block = d ? (set.block ? set.block : desc_cycle_rows(d)) : 1;
+    const int32_t block = models_block(&set.m, set.block);
     int64_t need = prompt + set.n + block;
     u->o = (struct session_options){.ctx = set.ctx,
                                     .chunk = set.chunk ? set.chunk : u->info.chunk,
@@ -282,9 +282,8 @@ static int make_options(struct run *u, struct err *e)
  */
 static int rest_of_context(struct run *u, struct err *e)
 {
-    const struct desc *t = set.m.target->d, *d = set.m.drafter ? set.m.drafter->d : NULL;
-    const int32_t block = d ? set.block ? set.block : desc_cycle_rows(d) : 1;
-    const int64_t ctx = set.ctx ? set.ctx : t->n_ctx_train - u->left_out,
+    const int32_t block = models_block(&set.m, set.block);
+    const int64_t ctx = set.ctx ? set.ctx : set.m.target->d->n_ctx_train - u->left_out,
                   used = (int64_t)u->info.n_tokens + (int64_t)u->n_prompt + block;
     if (set.n >= 0) return 0;
     if (ctx < 1) return err_set(e, ERR_USAGE, "-n N is missing, and the target does not say its context");
@@ -292,7 +291,7 @@ static int rest_of_context(struct run *u, struct err *e)
         return err_set(e, ERR_USAGE,
                        "the context is full (expected room behind the prompt%s, got %" PRId64
                        " positions of %" PRId64 ")",
-                       d ? " and a block" : "", used, ctx);
+                       set.m.drafter ? " and a block" : "", used, ctx);
     set.n = ctx - used;
     u->trained = !set.ctx;
     return 0;

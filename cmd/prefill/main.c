@@ -171,7 +171,7 @@ static int check_imatrix(const struct imatrix *im, struct err *e)
 
 static int check_inputs(struct prompt *p, struct err *e)
 {
-    const int64_t rows = cf.keep > 0 ? compress_budget((double)cf.keep, (int32_t)p->n) : (int64_t)p->n,
+    const int64_t rows = cf.keep > 0 ? compress_budget(cf.keep, (int32_t)p->n) : (int64_t)p->n,
                   all = (int64_t)p->info.n_tokens + rows;
     const struct desc *drafters[PLAN_SOURCES], *d = m.drafter ? m.drafter->d : NULL;
     p->o.ctx = ctx_size ? ctx_size : (int32_t)(all < SESSION_MAX_CTX ? all : SESSION_MAX_CTX);
@@ -429,7 +429,7 @@ int main(int argc, char **argv)
                          : hidden_path  ? "--hidden"
                          : imatrix_path ? "--imatrix"
                                         : NULL,
-                         &cli);
+                         m.pool != 0, &cli);
     sparse_flags_check(&m.sparse, state_path, &cli);
     if (*kv_flags_convert_doubt(&m.kv, state_path))
         cli_usage_error(&cli, "%s", kv_flags_convert_doubt(&m.kv, state_path));

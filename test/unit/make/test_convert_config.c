@@ -43,6 +43,7 @@ static void test_target_config(void **state)
          "t/config.json: rope_scaling.factor is not usable (expected no such key: it would change the "
          "rotation, got 4.0)"},
         {{{"rope_scaling", "{\"type\": \"default\"}"}}, NULL},
+        {{{"rope_scaling", "{\"rope_type\": \"default\", \"type\": \"default\"}"}}, NULL},
         {{{"partial_rotary_factor", "0.25"}},
          "t/config.json: partial_rotary_factor changes the forward pass and is not implemented (expected 1, "
          "got 0.25)"},

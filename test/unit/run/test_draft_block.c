@@ -8,8 +8,6 @@
 
 enum { E = TINY_EMBD, V = TINY_VOCAB, HEADS = 4, KV = 2, D = 48, FF = 36, MOST = 64 };
 
-static struct model *target;
-
 #define NORMS(i)                                                                                             \
     {"blk." #i ".post_attention_norm.weight", {E, 0}}, {"blk." #i ".post_ffw_norm.weight", {E, 0}},          \
     {                                                                                                        \
@@ -163,7 +161,7 @@ static void feed_forward(const struct model *m, int i, double *x)
 /* The rows of the block behind at tokens, with anchor. */
 static void slow_block(const struct model *m, struct slow *s, int at, int32_t anchor)
 {
-    const float *embed = w_of(target, "token_embd", -1);
+    const float *embed = w_of(pair_target, "token_embd", -1);
     double n[TINY_BLOCK][E], out[HEADS * D], y[E];
     for (int j = 0; j < at; j++) {
         times(y, w_of(m, "fc", -1), E, s->features[j], 2 * E);
@@ -212,7 +210,7 @@ static void test_block(void **state)
                 .ctx = 60, .chunk = MOST, .draft_window = SESSION_DRAFT_ALL, .kv = {KN_F32, KN_F32}};
             int32_t ids[MAX_BLOCK];
             bool usable;
-            must(session_new(&q, target, m, &o, &e), &e);
+            must(session_new(&q, pair_target, m, &o, &e), &e);
             must(session_prefill(q, prompt, at, NULL, NULL, &e), &e);
             must(session_draft(q, prompt[at], ids, &usable, true, &e), &e);
             for (int j = 0; j < at * 2 * E; j++) s.features[j / (2 * E)][j % (2 * E)] = q->by[0].features[j];
@@ -221,7 +219,7 @@ static void test_block(void **state)
                 double h[E], want[V];
                 float got[V];
                 normed(h, s.x[r], w_of(m, "output_norm", -1), E);
-                times(want, w_of(target, "output", -1), V, h, E);
+                times(want, w_of(pair_target, "output", -1), V, h, E);
                 must(session_logits(q, r, got, &e), &e);
                 for (int v = 0; v < V; v++)
                     if (!(fabs(got[v] - want[v]) < 5e-4))
@@ -241,7 +239,7 @@ static void test_streams(void **state)
     for (int i = 0; i < N_FORMS; i++) {
         struct model *m = made(&forms[i], 12);
         for (int k = 0; k < 2; k++) {
-            struct way y = {.prompt = 20, .sampler = k ? sampled : greedy, .target_model = target};
+            struct way y = {.prompt = 20, .sampler = k ? sampled : greedy, .target_model = pair_target};
             run(&y, &plain);
             y.drafter = true, y.drafter_model = m;
             for (int chunk = 0; chunk < 2; chunk++) {
@@ -327,10 +325,5 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_block), cmocka_unit_test(test_streams),
                                        cmocka_unit_test(test_refused), cmocka_unit_test(test_relabelled)};
-    if (engine_begin()) return 4;
-    target = load(target_path, be);
-    int rc = cmocka_run_group_tests_name("draft_block", tests, NULL, NULL);
-    model_free(target);
-    engine_end();
-    return rc;
+    return cmocka_run_group_tests_name("draft_block", tests, engine_begin_target, engine_end_target);
 }

@@ -116,7 +116,6 @@ static const struct head {
 };
 enum { N_HEADS = sizeof heads / sizeof heads[0] };
 
-static struct model *target;
 static char path[sizeof drafter_path];
 
 static void write_head(const struct head *h, uint32_t seed)
@@ -202,7 +201,7 @@ static int slow_markov(struct slow *s, const double *h, int32_t before, double *
 static void slow_domino(struct slow *s, const double *h, int32_t before, double *add)
 {
     const struct model *m = s->m;
-    const float *embed = w_of(target, "token_embd.weight");
+    const float *embed = w_of(pair_target, "token_embd.weight");
     double x[E], a[3 * STATE], b[3 * STATE], in[E + STATE], low[LOW];
     for (int i = 0; i < E; i++) x[i] = embed[before * E + i];
     times(a, w_of(m, "domino_ih.weight"), 3 * STATE, x, E);
@@ -226,7 +225,7 @@ static void slow_row(struct slow *s, int i, const float *row, int32_t before, do
     const int rows = part ? TINY_REDUCED : V;
     double h[E], z[V], add[V] = {0};
     normed(h, row, w_of(m, "output_norm.weight"));
-    times(z, w_of(part ? m : target, "output.weight"), rows, h, E);
+    times(z, w_of(part ? m : pair_target, "output.weight"), rows, h, E);
     if (!strcmp(s->h->kind, "Domino"))
         slow_domino(s, h, before, add);
     else
@@ -243,7 +242,7 @@ static void check_block(const struct head *h, const struct kn_sampler *sampler, 
     struct err e = {0};
     struct model *m = load(path, be);
     const struct way y = {.prompt = at};
-    struct session *s = start(&y, target, m);
+    struct session *s = start(&y, pair_target, m);
     int32_t ids[MAX_BLOCK], before = prompt[at];
     bool usable;
     struct slow slow = {.m = m, .h = h};
@@ -314,7 +313,7 @@ static void test_streams(void **state)
         write_head(&heads[i], 4);
         struct model *d = load(path, be);
         for (int k = 0; k < 2; k++) {
-            struct way y = {.prompt = 30, .sampler = *sampler[k], .target_model = target};
+            struct way y = {.prompt = 30, .sampler = *sampler[k], .target_model = pair_target};
             run(&y, &plain);
             y.drafter = true, y.drafter_model = d;
             for (int w = 0; w < 3; w++) {
@@ -427,7 +426,7 @@ static void test_behind(void **state)
         write_head(&heads[i], 4);
         struct model *d = load(path, be);
         const struct way y = {.prompt = 30, .drafter = true, .tree = 20};
-        struct session *s = start(&y, target, d);
+        struct session *s = start(&y, pair_target, d);
         struct edges_watch w = {.s = s, .m = d, .reduced = heads[i].extra == reduced_markov};
         const struct planner p = {.next = edges_next, .choose = edges_choose, .ctx = &w};
         const struct spec_options o = {
@@ -478,7 +477,7 @@ static void test_nan(void **state)
             .seed = 6, .drafter = true, .extra = h->extra, .edit = h->edit, .nan_tensor = broken[i]};
         must(tiny_write(scratch("nan.gguf"), &y, &e), &e);
         struct model *d = load(scratch("nan.gguf"), be);
-        struct way w = {.prompt = 20, .target_model = target};
+        struct way w = {.prompt = 20, .target_model = pair_target};
         run(&w, &plain);
         w.drafter = true, w.drafter_model = d;
         run(&w, &r);
@@ -659,7 +658,7 @@ static int load_and_run(struct err *e)
     struct spec_stats st;
     int rc = -1;
     if (model_load(&d, path, be, NULL, NULL, NULL, e)) goto out;
-    if (session_new(&s, target, d, &o, e) || session_prefill(s, prompt, 10, NULL, NULL, e)) goto out;
+    if (session_new(&s, pair_target, d, &o, e) || session_prefill(s, prompt, 10, NULL, NULL, e)) goto out;
     rc = spec_generate(s, &g, &st, e);
 out:
     session_free(s);
@@ -695,10 +694,5 @@ int main(void)
         cmocka_unit_test(test_behind),    cmocka_unit_test(test_nan),     cmocka_unit_test(test_memory),
         cmocka_unit_test(test_refused),
     };
-    if (engine_begin()) return 4;
-    target = load(target_path, be);
-    int rc = cmocka_run_group_tests_name("heads", tests, NULL, NULL);
-    model_free(target);
-    engine_end();
-    return rc;
+    return cmocka_run_group_tests_name("heads", tests, engine_begin_target, engine_end_target);
 }
