@@ -1,6 +1,6 @@
-/* serve_compress.c - see serve.h. A job of compress runs when no other does, in turns of a pass of its scorer,
- * so that it can be cancelled and ends with its client as any other. Without nopark the models' memory is the
- * scorer's meanwhile. They come back before the reply, as they were. */
+/* serve_compress.c - see serve.h. A job of compress runs when no other does, in turns of a pass of its
+ * scorer, so that it can be cancelled and ends with its client as any other. Without nopark the models'
+ * memory is the scorer's meanwhile. They come back before the reply, as they were. */
 #include "serve.h"
 
 #include <stdlib.h>
@@ -62,8 +62,8 @@ static const char *check_ids(const struct job *j, struct err *e)
     for (int32_t i = 0; i < j->n_prompt; i++)
         if (j->prompt[i] < 0 || j->prompt[i] >= n) {
             err_set(e, ERR_FORMAT,
-                    "%s: token %d: id out of the scorer's vocabulary (expected 0 to %d, got %d)", j->r.path, i,
-                    n - 1, j->prompt[i]);
+                    "%s: token %d: id out of the scorer's vocabulary (expected 0 to %d, got %d)", j->r.path,
+                    i, n - 1, j->prompt[i]);
             return "bad_prompt";
         }
     return NULL;
@@ -105,7 +105,8 @@ int compress_begin(struct job *j, struct server *sv, const char **code, struct e
     if (!*code) *code = open_scorer(j, sv, e);
     if (!*code) *code = check_ids(j, e);
     if (!*code) *code = what_stays(j, e);
-    if (!*code && j->compress->scorer->d->n_ctx_train > 0 && j->n_prompt > j->compress->scorer->d->n_ctx_train)
+    if (!*code && j->compress->scorer->d->n_ctx_train > 0 &&
+        j->n_prompt > j->compress->scorer->d->n_ctx_train)
         cli_warn(sv->cli, "%s: %d tokens, the scorer was trained to %d: its choice may be poor", j->r.path,
                  j->n_prompt, j->compress->scorer->d->n_ctx_train);
     if (!*code) *code = load_scorer(j, sv, e);
