@@ -167,6 +167,11 @@ limits() {
     printf '%s\n' "$p/a.tok 300" '{"id":1,"file":"'"$p"'/a.tok"}' '{"id":2,"prompt":[1,2,3],"n":600}' '{"id":3,"prompt":[1,2,3],"n":2,"timeout_s":0.000001}' | serve --stream-fd 3 3>st >re
     grep -q '^err context_overflow' re && grep -q '"id":1,.*"stop":"length".*"generated_tokens":205,' re && grep -q '"id":2,"error":"context_overflow"' re &&
         grep -q '"id":3,.*"done":true,"stop":"timeout"' re && [ "$(ids st)" = -1 ] || return 1
+    # lines that are too long, and one that no newline ends
+    long() { head -c 17000000 /dev/zero | tr '\0' "$1"; }
+    { long a && echo && printf '{"id":' && long 1 && echo && long ' ' && echo 'x' && printf '%s' "$p/a.tok 1"; } | serve --stream-fd 3 3>st >re
+    [ "$(grep -c 'too long (expected at most 16777216 bytes' re)" = 3 ] && grep -q '^{"error":"bad_args","message":"the line is too long' re &&
+        [ "$(list st)" = "-1,-1,$(ids "$p/a.0.out" | head -n 1),-1" ] || return 1
     printf '%s\n' "$p/a.tok 9" "$p/a.tok 4" '{"id":1,"prompt":[1,2,3]}' | serve --stream-fd 3 -n 5 3>st >re
     grep -q '^err token_budget' re && grep -q '^ok N=300 gen=4' re && grep -q '"id":1,.*"generated_tokens":5,' re || return 1
     printf '%s\n' "$p/a.tok 150" '{"id":1,"file":"'"$p"'/a.tok","n":150}' | serve --stream-fd 3 --time-limit 0.001 3>st >re
@@ -456,6 +461,9 @@ killed() {
     { for ((i = 0; i < 3000; i++)); do echo '{"op":"stats"}'; done; sleep 3; } | "$client" talk s | sleep 5 &
     sleep 0.5
     ask '{"id":1,"file":"dense/d.tok","n":3}' | grep -q '"done":true' || return 1
+    ask '{"op":"quit"}'
+    wait "$server" && [ ! -e s ] || return 1 # what killed clients left is gone too
+    begin
     dflash-generate -q -m "$t" --listen s </dev/null 2>e
     [ "$?" = 2 ] && grep -q 'another process listens' e || return 1
     echo text >file
