@@ -435,6 +435,10 @@ int main(int argc, char **argv)
         cli_usage_error(&cli, "%s", kv_flags_convert_doubt(&m.kv, state_path));
     if (state_path && imatrix_path)
         cli_usage_error(&cli, "--state: an importance matrix is of whole texts (expected no --imatrix)");
+    if (m.pool && imatrix_path)
+        cli_usage_error(&cli,
+                        "--pool: its scores run rows of their own, which an importance matrix would count "
+                        "(expected no --imatrix)");
     if (state_path && (cli_is_stdin(state_path) || !strcmp(state_path, "/dev/stdin")))
         cli_usage_error(&cli, "--state: the tokens are read from stdin: the state must be a file");
     if (!nll.base_path) cli_no_binary_tty(&cli, STDIN_FILENO, "the token stream");
