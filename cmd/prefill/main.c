@@ -347,11 +347,7 @@ static int run(struct err *e)
     perplexity_begin(&ppl, r.n_vocab, false);
     ppl.threads = m.threads;
     if (nll.wanted && p.state && take_state_row(s, &r, e)) goto done;
-    if (p.info.n_drafters && state && !m.drafter_path)
-        cli_warn(
-            &cli,
-            "the state will hold no context for a drafter, %s does: this run has none (-d DRAFTER keeps it)",
-            state_path);
+    if (state) models_warn_dropped(&m, &cli, &p.info, state_path, "the state");
     start = cli_seconds();
     if (session_prefill(s, p.ids, (int64_t)p.n, nll.wanted || logits_path || im ? take_rows : NULL, &r, e))
         goto done;
