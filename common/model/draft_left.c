@@ -10,9 +10,10 @@
  *     rnn:       left = tanh(o),  g, c, o = Wj [s; e; h_i] + bj
  *     Domino:    left = silu(Wdown [z_i; s'])           s' = the unit's state behind s and embed(p)
  *
- * s is the state behind the proposals before p. Behind one second choice that is the state of the path; behind
- * two or more the unit has read the proposal where the path has the first of them. A state of its own for each
- * path would need the host between any two places: a node is chosen by what the one before it reached.
+ * s is the state behind the proposals before p. Behind one second choice that is the state of the path;
+ * behind two or more the unit has read the proposal where the path has the first of them. A state of its own
+ * for each path would need the host between any two places: a node is chosen by what the one before it
+ * reached.
  *
  * Places are made a few at a time, so that products have KN_CYCLE_ROWS rows: their matrices are read once for
  * those. What the sums of a row are does not depend on it. */
@@ -23,15 +24,15 @@
 enum { EACH, PART, PART_OF = PART + 3, LISTS = PART_OF + 3 };
 
 struct draft_left {
-    int32_t first;               /* of the places: those before it, of Domino's prefix, stay zeros */
-    int32_t k, places, group;    /* candidates of a place; places behind another; of a call */
-    float *left;                 /* [places + 1, k, rank]; those of place 0 stay zeros */
-    float *e, *in, *x, *turned;  /* [group k, ..] embeddings, the unit's input, its product, its parts apart */
-    float *h, *parts_h;          /* Domino: Wh s of the places [places, 3 n_state], and as turned */
-    float *states, *state;       /* Domino: s of the proposals [places + 1, n_state]; of the rows */
-    float *next;                 /* [group k, ..] states that come */
-    float *bias;                 /* as x, or as turned */
-    int32_t *list[LISTS];        /* [group k] of row r: r / k; its parts 3 r + j; those of its place 3 (r / k) + j */
+    int32_t first;              /* of the places: those before it, of Domino's prefix, stay zeros */
+    int32_t k, places, group;   /* candidates of a place; places behind another; of a call */
+    float *left;                /* [places + 1, k, rank]; those of place 0 stay zeros */
+    float *e, *in, *x, *turned; /* [group k, ..] embeddings, the unit's input, its product, its parts apart */
+    float *h, *parts_h;         /* Domino: Wh s of the places [places, 3 n_state], and as turned */
+    float *states, *state;      /* Domino: s of the proposals [places + 1, n_state]; of the rows */
+    float *next;                /* [group k, ..] states that come */
+    float *bias;                /* as x, or as turned */
+    int32_t *list[LISTS]; /* [group k] of row r: r / k; its parts 3 r + j; those of its place 3 (r / k) + j */
 };
 
 static int64_t rank_of(const struct desc *d)
@@ -45,9 +46,7 @@ static int new_lists(struct draft_left *l, const struct model *m, struct err *e)
     int32_t list[KN_CYCLE_ROWS];
     for (int i = 0; i < LISTS; i++) {
         for (int32_t r = 0; r < l->group * l->k; r++)
-            list[r] = i == EACH     ? r / l->k
-                      : i < PART_OF ? 3 * r + i - PART
-                                    : 3 * (r / l->k) + i - PART_OF;
+            list[r] = i == EACH ? r / l->k : i < PART_OF ? 3 * r + i - PART : 3 * (r / l->k) + i - PART_OF;
         const int rc = op->upload(m->be, l->list[i], list, (size_t)(l->group * l->k) * sizeof *list);
         if (rc) return model_failed(m, "upload", rc, e);
     }
@@ -82,20 +81,26 @@ int draft_left_new(struct draft_left **out, const struct model *m, int32_t n, in
     if (l->first >= l->places) l->first = l->places - 1;
     l->group = KN_CYCLE_ROWS / k < l->places - l->first ? KN_CYCLE_ROWS / k : l->places - l->first;
     const int64_t rows = (int64_t)l->group * k, rank = rank_of(d), state = d->n_state,
-                  mixed = domino ? 3 * state : rnn ? 3 * rank : rank;
+                  mixed = domino ? 3 * state
+                          : rnn  ? 3 * rank
+                                 : rank;
     struct {
         void *at;
         int64_t count;
     } all[] = {{&l->left, (int64_t)n * k * rank},
                {&l->e, rows * (domino ? d->n_embd : rank)},
-               {&l->in, rows * (d->n_embd + (domino ? state : rnn ? 2 * rank : rank))},
+               {&l->in, rows * (d->n_embd + (domino ? state
+                                             : rnn  ? 2 * rank
+                                                    : rank))},
                {&l->x, rows * (mixed > rank ? mixed : rank)},
                {&l->turned, domino || rnn ? rows * mixed : 0},
                {&l->h, domino ? l->places * 3 * state : 0},
                {&l->parts_h, domino ? rows * mixed : 0},
                {&l->states, (int64_t)n * state},
                {&l->state, rows * state},
-               {&l->next, domino ? rows * state : rnn ? rows * rank : 0},
+               {&l->next, domino ? rows * state
+                          : rnn  ? rows * rank
+                                 : 0},
                {&l->bias, domino ? 0 : rows * mixed},
                {&l->list[EACH], rows},
                {&l->list[PART], rows},
@@ -187,8 +192,7 @@ static int domino(const struct model *m, const struct draft *t, const struct dra
     if (rc == 0) rc = op->linear(m->be, l->x, &m->heads.ih, l->e, rows, false);
     if (rc == 0) rc = apart(m, l, PART, l->turned, l->x, state);
     if (rc == 0) rc = apart(m, l, PART_OF, l->parts_h, l->h + (int64_t)p * 3 * state, state);
-    if (rc == 0)
-        rc = op->gather(m->be, l->state, l->states + (int64_t)p * state, l->list[EACH], rows, state);
+    if (rc == 0) rc = op->gather(m->be, l->state, l->states + (int64_t)p * state, l->list[EACH], rows, state);
     if (rc == 0) rc = op->cell(m->be, &gru);
     if (rc == 0) rc = op->gather(m->be, l->in, beside, l->list[EACH], rows, width);
     if (rc == 0) rc = op->tap(m->be, l->in, width, d->n_embd, l->next, rows, state);
@@ -216,7 +220,7 @@ int draft_left(const struct model *m, const struct draft *t)
     int rc = 0;
     if (!l) return 0;
     if (t->pick.n - 1 != l->places || t->edges.k != l->k) return KN_EINVAL; /* made for other blocks */
-    if (d->n_state && d->pure_prefix > l->places) return 0; /* all of the prefix */
+    if (d->n_state && d->pure_prefix > l->places) return 0;                 /* all of the prefix */
     if (d->n_state) rc = states(m, t, l);
     for (int32_t p = l->first; p < l->places && rc == 0; p += l->group) {
         const int32_t at = p + l->group > l->places ? l->places - l->group : p; /* some twice */
