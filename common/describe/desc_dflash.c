@@ -113,10 +113,11 @@ int32_t desc_tap_twice(const int32_t *taps, int32_t n, int32_t n_layer)
     return twice;
 }
 
-/* The ids that the file stores, less the shift, into out [DESC_MAX_TAPS]: how many, or -1. */
+/* The ids that the file stores, less the shift, into out [DESC_MAX_TAPS]: how many, or -1. Who counts from
+ * the embeddings can name them too. */
 static int stored_taps(struct desc_reader *r, const struct gguf_kv *kv, int32_t *out)
 {
-    const int32_t shift = r->d->tap_shift;
+    const int32_t shift = r->d->tap_shift, least = shift > 0 && r->d->spelling->tap_shift ? -1 : 0;
     char text[96];
     gguf_value_text(kv, text, sizeof text);
     if (kv->type != GGUF_ARRAY || (kv->elem != GGUF_I32 && kv->elem != GGUF_U32) || !kv->count ||
@@ -125,9 +126,10 @@ static int stored_taps(struct desc_reader *r, const struct gguf_kv *kv, int32_t 
                          DESC_MAX_TAPS, text);
     for (uint64_t i = 0; i < kv->count; i++) {
         const int64_t id = gguf_array_i64(kv, i) - shift;
-        if (id < 0 || id >= DESC_MAX_LAYERS)
+        if (id < least || id >= DESC_MAX_LAYERS)
             return desc_fail(r, "key '%s': element %d out of range (expected %d to %d, got %" PRId64 ")",
-                             kv->key, (int)i, shift, DESC_MAX_LAYERS - 1 + shift, id + shift);
+                             kv->key, (int)i, least + shift, DESC_MAX_LAYERS - 1 + shift, id + shift);
+        if (id < 0) desc_infer(r, "element %d of %s names the embeddings", (int)i, kv->key);
         out[i] = (int32_t)id;
     }
     const int32_t twice = desc_tap_twice(out, (int32_t)kv->count, 0);

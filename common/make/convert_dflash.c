@@ -167,9 +167,12 @@ static int get_taps(struct conv *c, struct err *e)
                        "%s: %s is empty (expected the zero-based target layers whose output is tapped)",
                        c->label, where);
     for (int i = 0; i < n; i++)
-        if (d->taps[i] < 0)
-            return err_set(e, ERR_FORMAT, "%s: %s[%d] is out of range (expected a zero-based layer, got %d)",
-                           c->label, where, i, d->taps[i]);
+        if (d->taps[i] < -1)
+            return err_set(
+                e, ERR_FORMAT,
+                "%s: %s[%d] is out of range (expected a zero-based layer, or -1, the embeddings, got "
+                "%d)",
+                c->label, where, i, d->taps[i]);
     d->n_taps = n;
     list_text(d->taps, n, a, sizeof a);
     if (desc_tap_twice(d->taps, n, 0) >= 0)

@@ -499,7 +499,7 @@ static const struct head_field {
     {"markov_joint.weight", HEAD(mix), HEAD_EACH}, {"markov_joint.bias", HEAD(mix_bias), HEAD_VECTOR},
     {"conf_proj.weight", HEAD(conf), HEAD_ONCE},   {"conf_proj.bias", HEAD(conf_bias), HEAD_VECTOR},
     {"domino_ih.weight", HEAD(ih), HEAD_EACH},     {"domino_hh.weight", HEAD(hh), HEAD_EACH},
-    {"domino_down.weight", HEAD(down), HEAD_EACH}, {"domino_up.weight", HEAD(up), HEAD_EACH},
+    {"domino_down.weight", HEAD(down), HEAD_EACH}, {"domino_up.weight", HEAD(up), HEAD_BOTH},
 };
 enum { N_HEAD_FIELDS = sizeof head_fields / sizeof head_fields[0] };
 

@@ -70,6 +70,10 @@ static int valued(struct gguf_writer *w, struct err *e)
 {
     return gguf_put_f32(w, "dflash.attention.value_scale", 0.612f, e);
 }
+static int from_embeddings(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_array(w, "dflash.target_layers", GGUF_I32, (const int32_t[]){0, 2}, 2, e);
+}
 static int whole(struct gguf_writer *w, struct err *e)
 {
     return all(w, e) || valued(w, e);
@@ -92,6 +96,9 @@ static const struct form {
     {"attention scaled", {.drafter = true, .edit = valued}, true},
     {"attention scaled and normed", {.drafter = true, .extra = norms, .edit = valued}, true},
     {"matrices scaled", {.drafter = true, .extra = scales}, false},
+    {"embeddings tapped",
+     {.drafter = true, .drop_key = "dflash.target_layers", .edit = from_embeddings},
+     false},
     {"everything",
      {.drafter = true, .extra = everything, .drop_tensor = "blk.0.attn_v.weight", .edit = whole},
      true},
@@ -273,6 +280,9 @@ static void test_block(void **state)
             must(session_prefill(q, prompt, at, NULL, NULL, &e), &e);
             must(session_draft(q, prompt[at], ids, &usable, true, &e), &e);
             for (int j = 0; j < at * 2 * E; j++) s.features[j / (2 * E)][j % (2 * E)] = q->by[0].features[j];
+            for (int j = 0; j < at * E && m->d->taps[0] < 0; j++) /* as they are: this target has no scale */
+                assert_true(s.features[j / E][j % E] ==
+                            (double)w_of(target, "token_embd", -1)[prompt[j / E] * E + j % E]);
             slow_block(m, &s, at, prompt[at]);
             for (int r = 0; r < TINY_BLOCK; r++) {
                 double h[E], want[V];
