@@ -487,7 +487,23 @@ static int tell_block(struct desc_reader *r, int32_t no_values)
              d->gelu ? " gelu" : " silu", scale, norms ? ", norms behind branches" : "", no_values,
              d->n_layer);
     if (strcmp(d->kind, "DFlash2")) return 0;
-    return desc_fail(r, "a DFlash2 drafter: its layers must be Qwen3's (found %.300s)", d->pieces + n);
+    return desc_fail(r, "a DFlash2 drafter: its layers must be Qwen3's (found %.300s)",
+                     d->pieces + n + (n ? 2 : 0));
+}
+
+/* n: layers that have each part. All or none: one that lacks what others have has lost it. */
+static int whole_parts(struct desc_reader *r, const int32_t *n)
+{
+    static const char *const part[] = {"post_attention_norm", "post_ffw_norm", "layer_output_scale"};
+    char name[64];
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < r->d->n_layer && n[k]; i++) {
+            snprintf(name, sizeof name, "blk.%d.%s.weight", i, part[k]);
+            if (!gguf_tensor(r->g, name))
+                return desc_fail(r, "tensor '%s': is missing (%d of %d layers have it)", name, n[k],
+                                 r->d->n_layer);
+        }
+    return 0;
 }
 
 /* What llama.cpp's drafters of Gemma 4 have beside a Qwen3 block. Other dialects have none of it, and one of
@@ -495,7 +511,7 @@ static int tell_block(struct desc_reader *r, int32_t no_values)
 static int read_block_parts(struct desc_reader *r, const struct dialect *x)
 {
     struct desc *d = r->d;
-    int32_t keys_alone = 0;
+    int32_t keys_alone = 0, parts[3] = {0};
     char name[64];
     d->rope[0].has_divisors = gguf_tensor(r->g, "rope_freqs.weight") != NULL;
     if (strcmp(x->name, "upstream")) return 0;
@@ -509,6 +525,12 @@ static int read_block_parts(struct desc_reader *r, const struct dialect *x)
                   ffw = optional(r, i, "post_ffw_norm", d->n_embd),
                   scale = optional(r, i, "layer_output_scale", 1);
         if (attn < 0 || ffw < 0 || scale < 0) return -1;
+        parts[0] += attn, parts[1] += ffw, parts[2] += scale;
+        if (d->layer[i].value_is_key && !attn)
+            return desc_fail(r,
+                             "tensor '%s': is missing (no post_attention_norm: no block that has values of "
+                             "its keys)",
+                             name);
         if (scale && !ffw)
             return desc_fail(r,
                              "tensor 'blk.%d.layer_output_scale.weight': is not supported without "
@@ -516,6 +538,7 @@ static int read_block_parts(struct desc_reader *r, const struct dialect *x)
                              i);
         d->other_block |= d->layer[i].value_is_key || attn || ffw;
     }
+    if (whole_parts(r, parts)) return -1;
     return d->other_block ? tell_block(r, keys_alone) : 0;
 }
 

@@ -19,7 +19,12 @@ static struct model *target;
         }                                                                                                    \
     }
 static const struct tiny_tensor norms[] = {NORMS(0), NORMS(1), {"", {0, 0}}},
-                                some[] = {{"blk.1.post_ffw_norm.weight", {E, 0}}, {"", {0, 0}}},
+                                before[] = {{"blk.0.post_attention_norm.weight", {E, 0}},
+                                            {"blk.1.post_attention_norm.weight", {E, 0}},
+                                            {"", {0, 0}}},
+                                after[] = {{"blk.0.post_ffw_norm.weight", {E, 0}},
+                                           {"blk.1.post_ffw_norm.weight", {E, 0}},
+                                           {"", {0, 0}}},
                                 turned[] = {
                                     NORMS(0), NORMS(1), {"rope_freqs.weight", {D / 2, 0}}, {"", {0, 0}}};
 
@@ -49,9 +54,10 @@ static const struct form {
     {"silu", {.drafter = true, .edit = silu}, false},
     {"gelu", {.drafter = true, .edit = gelu}, true},
     {"scores", {.drafter = true, .edit = scored}, true},
-    {"values of keys", {.drafter = true, .drop_tensor = "blk.1.attn_v.weight"}, true},
+    {"values of keys", {.drafter = true, .extra = before, .drop_tensor = "blk.1.attn_v.weight"}, true},
     {"norms", {.drafter = true, .extra = norms}, true},
-    {"one norm", {.drafter = true, .extra = some}, true},
+    {"norms behind attention", {.drafter = true, .extra = before}, true},
+    {"norms behind the feed-forward", {.drafter = true, .extra = after}, true},
     {"all", {.drafter = true, .extra = turned, .drop_tensor = "blk.0.attn_v.weight", .edit = all}, true},
 };
 enum { N_FORMS = sizeof forms / sizeof forms[0] };
@@ -280,6 +286,15 @@ static void test_refused(void **state)
          "key 'dflash.attention.scale': out of range (expected a finite number above 0, got -1)"},
         {{.extra = scale},
          "tensor 'blk.0.layer_output_scale.weight': is not supported without post_ffw_norm"},
+        {{.drop_tensor = "blk.1.attn_v.weight"}, "tensor 'blk.1.attn_v.weight': is missing"},
+        {{.extra = norms, .drop_tensor = "blk.0.post_attention_norm.weight"},
+         "tensor 'blk.0.post_attention_norm.weight': is missing (1 of 2 layers have it)"},
+        {{.extra = norms, .drop_tensor = "blk.1.post_ffw_norm.weight"},
+         "is not supported without post_ffw_norm"},
+        {{.extra = after, .drop_tensor = "blk.1.post_ffw_norm.weight"},
+         "tensor 'blk.1.post_ffw_norm.weight': is missing (1 of 2 layers have it)"},
+        {{.extra = norms, .drop_tensor = "blk.1.layer_output_scale.weight"},
+         "tensor 'blk.1.layer_output_scale.weight': is missing (1 of 2 layers have it)"},
         {{.extra = freqs}, "tensor 'rope_freqs.weight': has the wrong shape (expected [24], got [48])"},
         {{.extra = norms, .wide_tensor = "blk.1.post_ffw_norm.weight"},
          "tensor 'blk.1.post_ffw_norm.weight': has the wrong shape (expected [40], got [41])"},
