@@ -492,7 +492,23 @@ static int tell_block(struct desc_reader *r, int32_t no_values)
              d->gelu ? " gelu" : " silu", scale, norms ? ", norms behind branches" : "", no_values,
              d->n_layer);
     if (strcmp(d->kind, "DFlash2")) return 0;
-    return desc_fail(r, "a DFlash2 drafter: its layers must be Qwen3's (found %.300s)", d->pieces + n);
+    return desc_fail(r, "a DFlash2 drafter: its layers must be Qwen3's (found %.300s)",
+                     d->pieces + n + (n ? 2 : 0));
+}
+
+/* n: layers that have each part. All or none: one that lacks what others have has lost it. */
+static int whole_parts(struct desc_reader *r, const int32_t *n)
+{
+    static const char *const part[] = {"post_attention_norm", "post_ffw_norm", "layer_output_scale"};
+    char name[64];
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < r->d->n_layer && n[k]; i++) {
+            snprintf(name, sizeof name, "blk.%d.%s.weight", i, part[k]);
+            if (!gguf_tensor(r->g, name))
+                return desc_fail(r, "tensor '%s': is missing (%d of %d layers have it)", name, n[k],
+                                 r->d->n_layer);
+        }
+    return 0;
 }
 
 /* Scales of matrices, each [1], beside the matrix that they are of. */
@@ -531,7 +547,7 @@ static int read_scales(struct desc_reader *r)
 static int read_block_parts(struct desc_reader *r, const struct dialect *x)
 {
     struct desc *d = r->d;
-    int32_t keys_alone = 0;
+    int32_t keys_alone = 0, parts[3] = {0};
     char name[64];
     d->rope[0].has_divisors = gguf_tensor(r->g, "rope_freqs.weight") != NULL;
     if (strcmp(x->name, "upstream")) return 0;
@@ -549,6 +565,12 @@ static int read_block_parts(struct desc_reader *r, const struct dialect *x)
                   sinks = optional(r, i, "attn_sinks", d->layer[i].n_head);
         if (attn < 0 || ffw < 0 || scale < 0 || sinks < 0) return -1;
         d->sinks |= sinks > 0;
+        parts[0] += attn, parts[1] += ffw, parts[2] += scale;
+        if (d->layer[i].value_is_key && !attn)
+            return desc_fail(r,
+                             "tensor '%s': is missing (no post_attention_norm: no block that has values of "
+                             "its keys)",
+                             name);
         if (scale && !ffw)
             return desc_fail(r,
                              "tensor 'blk.%d.layer_output_scale.weight': is not supported without "
@@ -556,15 +578,36 @@ static int read_block_parts(struct desc_reader *r, const struct dialect *x)
                              i);
         d->other_block |= d->layer[i].value_is_key || attn || ffw;
     }
+    if (whole_parts(r, parts)) return -1;
     return d->other_block ? tell_block(r, keys_alone) : 0;
+}
+
+/* Sinks stand in all layers of a kind, sliding or full, or in none of it: one that lacks them has lost them.
+ */
+static int whole_sinks(struct desc_reader *r)
+{
+    const struct desc *d = r->d;
+    char name[64];
+    for (int i = 0; i < d->n_layer && d->sinks; i++) {
+        bool here = false;
+        for (int j = 0; j < d->n_layer && !here; j++) {
+            snprintf(name, sizeof name, "blk.%d.attn_sinks.weight", j);
+            here = !d->layer[i].window == !d->layer[j].window && gguf_tensor(r->g, name);
+        }
+        snprintf(name, sizeof name, "blk.%d.attn_sinks.weight", i);
+        if (here && !gguf_tensor(r->g, name))
+            return desc_fail(r, "tensor '%s': is missing (another %s layer has it)", name,
+                             d->layer[i].window ? "sliding" : "full");
+    }
+    return 0;
 }
 
 static int read_parts(struct desc_reader *r, const struct dialect *x)
 {
     if (check_keys(r, x) || desc_base(r, false) || desc_heads(r) || desc_dense(r) || read_rope(r) ||
-        read_block_parts(r, x) || check_sections(r) || read_windows(r) || read_causal(r, x) ||
-        read_scalars(r) || read_taps(r, x) || read_own_ends(r, x) || read_block(r, x) || read_mask(r, x) ||
-        read_fc(r, x))
+        read_block_parts(r, x) || check_sections(r) || read_windows(r) || whole_sinks(r) ||
+        read_causal(r, x) || read_scalars(r) || read_taps(r, x) || read_own_ends(r, x) || read_block(r, x) ||
+        read_mask(r, x) || read_fc(r, x))
         return -1;
     return desc_expect_all(r, tensors) || desc_piece_shapes(r) ? -1 : 0;
 }

@@ -18,7 +18,12 @@ enum { E = TINY_EMBD, V = TINY_VOCAB, HEADS = 4, KV = 2, D = 48, FF = 36, MOST =
         }                                                                                                    \
     }
 static const struct tiny_tensor norms[] = {NORMS(0), NORMS(1), {"", {0, 0}}},
-                                some[] = {{"blk.1.post_ffw_norm.weight", {E, 0}}, {"", {0, 0}}},
+                                before[] = {{"blk.0.post_attention_norm.weight", {E, 0}},
+                                            {"blk.1.post_attention_norm.weight", {E, 0}},
+                                            {"", {0, 0}}},
+                                after[] = {{"blk.0.post_ffw_norm.weight", {E, 0}},
+                                           {"blk.1.post_ffw_norm.weight", {E, 0}},
+                                           {"", {0, 0}}},
                                 turned[] = {
                                     NORMS(0), NORMS(1), {"rope_freqs.weight", {D / 2, 0}}, {"", {0, 0}}};
 
@@ -47,6 +52,7 @@ static const struct tiny_tensor sinks[] = {{"blk.0.attn_sinks.weight", {HEADS, 0
                                                 SCALES(1),
                                                 {"rope_freqs.weight", {D / 2, 0}},
                                                 {"blk.0.attn_sinks.weight", {HEADS, 0}},
+                                                {"blk.1.attn_sinks.weight", {HEADS, 0}},
                                                 {"fc.scale", {1, 0}},
                                                 {"", {0, 0}}};
 
@@ -74,6 +80,11 @@ static int from_embeddings(struct gguf_writer *w, struct err *e)
 {
     return gguf_put_array(w, "dflash.target_layers", GGUF_I32, (const int32_t[]){0, 2}, 2, e);
 }
+static int all_sliding(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_array(w, "dflash.attention.sliding_window_pattern", GGUF_BOOL, (const uint8_t[]){1, 1}, 2,
+                          e);
+}
 static int whole(struct gguf_writer *w, struct err *e)
 {
     return all(w, e) || valued(w, e);
@@ -88,11 +99,12 @@ static const struct form {
     {"silu", {.drafter = true, .edit = silu}, false},
     {"gelu", {.drafter = true, .edit = gelu}, true},
     {"scores", {.drafter = true, .edit = scored}, true},
-    {"values of keys", {.drafter = true, .drop_tensor = "blk.1.attn_v.weight"}, true},
+    {"values of keys", {.drafter = true, .extra = before, .drop_tensor = "blk.1.attn_v.weight"}, true},
     {"norms", {.drafter = true, .extra = norms}, true},
-    {"one norm", {.drafter = true, .extra = some}, true},
+    {"norms behind attention", {.drafter = true, .extra = before}, true},
+    {"norms behind the feed-forward", {.drafter = true, .extra = after}, true},
     {"sinks", {.drafter = true, .extra = sinks}, false},
-    {"one layer's sinks", {.drafter = true, .extra = one_sink}, false},
+    {"sinks of full layers", {.drafter = true, .extra = one_sink}, false},
     {"attention scaled", {.drafter = true, .edit = valued}, true},
     {"attention scaled and normed", {.drafter = true, .extra = norms, .edit = valued}, true},
     {"matrices scaled", {.drafter = true, .extra = scales}, false},
@@ -282,7 +294,7 @@ static void test_block(void **state)
             for (int j = 0; j < at * 2 * E; j++) s.features[j / (2 * E)][j % (2 * E)] = q->by[0].features[j];
             for (int j = 0; j < at * E && m->d->taps[0] < 0; j++) /* as they are: this target has no scale */
                 assert_true(s.features[j / E][j % E] ==
-                            (double)w_of(target, "token_embd", -1)[prompt[j / E] * E + j % E]);
+                            (double)w_of(pair_target, "token_embd", -1)[prompt[j / E] * E + j % E]);
             slow_block(m, &s, at, prompt[at]);
             for (int r = 0; r < TINY_BLOCK; r++) {
                 double h[E], want[V];
@@ -358,6 +370,15 @@ static void test_refused(void **state)
          "key 'dflash.attention.scale': out of range (expected a finite number above 0, got -1)"},
         {{.extra = scale},
          "tensor 'blk.0.layer_output_scale.weight': is not supported without post_ffw_norm"},
+        {{.drop_tensor = "blk.1.attn_v.weight"}, "tensor 'blk.1.attn_v.weight': is missing"},
+        {{.extra = norms, .drop_tensor = "blk.0.post_attention_norm.weight"},
+         "tensor 'blk.0.post_attention_norm.weight': is missing (1 of 2 layers have it)"},
+        {{.extra = norms, .drop_tensor = "blk.1.post_ffw_norm.weight"},
+         "is not supported without post_ffw_norm"},
+        {{.extra = after, .drop_tensor = "blk.1.post_ffw_norm.weight"},
+         "tensor 'blk.1.post_ffw_norm.weight': is missing (1 of 2 layers have it)"},
+        {{.extra = norms, .drop_tensor = "blk.1.layer_output_scale.weight"},
+         "tensor 'blk.1.layer_output_scale.weight': is missing (1 of 2 layers have it)"},
         {{.extra = freqs}, "tensor 'rope_freqs.weight': has the wrong shape (expected [24], got [48])"},
         {{.extra = norms, .wide_tensor = "blk.1.post_ffw_norm.weight"},
          "tensor 'blk.1.post_ffw_norm.weight': has the wrong shape (expected [40], got [41])"},
@@ -365,6 +386,8 @@ static void test_refused(void **state)
          "key 'dflash.attention.value_scale': out of range (expected a finite number above 0, got 0)"},
         {{.extra = long_sinks},
          "tensor 'blk.1.attn_sinks.weight': has the wrong shape (expected [4], got [5])"},
+        {{.extra = one_sink, .drop_key = "dflash.attention.sliding_window_pattern", .edit = all_sliding},
+         "tensor 'blk.0.attn_sinks.weight': is missing (another sliding layer has it)"},
         {{.extra = no_layer}, "tensor 'blk.2.attn_sinks.weight': is not part of a dflash model"},
         {{.extra = of_none, .drop_tensor = "blk.0.attn_v.weight"},
          "tensor 'blk.0.attn_v.scale': there is no blk.0.attn_v.weight that it is of"},
