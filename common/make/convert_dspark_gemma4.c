@@ -1,9 +1,9 @@
 /* convert_dspark_gemma4.c - DSpark drafters with Gemma 4's blocks (DeepSpec's Gemma4DSparkModel).
  *
- * Every layer is one of Gemma 4's full layers: values made of the keys' projection, norms behind both branches,
- * a scale of the layer, scores without a scale, gelu, proportional rotation. The GGUF says each of these by the
- * keys and tensors that the dialect upstream has for them (docs/drafter.md); the heads are DSpark's. The class
- * embeds as its target does and caps no logits, which other readers are told by keys. */
+ * Every layer is one of Gemma 4's full layers: values made of the keys' projection, norms behind both
+ * branches, a scale of the layer, scores without a scale, gelu, proportional rotation. The GGUF says each of
+ * these by the keys and tensors that the dialect upstream has for them (docs/drafter.md); the heads are
+ * DSpark's. The class embeds as its target does and caps no logits, which other readers are told by keys. */
 #include "convert_drafter.h"
 
 #include <math.h>
@@ -72,15 +72,17 @@ static int check_layers(struct conv *c, struct err *e)
     if (r == 1) return err_set(e, ERR_FORMAT, "%s: layer_types is missing", hf_config_name(c->cfg));
     for (int i = 0; i < n; i++)
         if (strcmp(types[i], "full_attention"))
-            return err_set(e, ERR_FORMAT,
-                           "%s: layer_types[%d] is not implemented in a drafter with Gemma 4's blocks (expected "
-                           "\"full_attention\", got \"%.64s\")",
-                           hf_config_name(c->cfg), i, types[i]);
+            return err_set(
+                e, ERR_FORMAT,
+                "%s: layer_types[%d] is not implemented in a drafter with Gemma 4's blocks (expected "
+                "\"full_attention\", got \"%.64s\")",
+                hf_config_name(c->cfg), i, types[i]);
     if (same) return 0;
-    return err_set(e, ERR_FORMAT,
-                   "%s: attention_k_eq_v: values of their own are not implemented in a drafter with Gemma 4's "
-                   "blocks (expected true)",
-                   hf_config_name(c->cfg));
+    return err_set(
+        e, ERR_FORMAT,
+        "%s: attention_k_eq_v: values of their own are not implemented in a drafter with Gemma 4's "
+        "blocks (expected true)",
+        hf_config_name(c->cfg));
 }
 
 static int parts(struct conv *c, struct err *e)

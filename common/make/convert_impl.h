@@ -55,6 +55,7 @@ enum conv_dim {
     DIM_TARGET,      /* assistants: width of the target, and twice that */
     DIM_TARGET2,
     DIM_CLUSTERS, /* assistants: clusters of the vocabulary */
+    DIM_HEADS,    /* n_head, where a tensor has one number a head */
     DIM_EMBD2,    /* MTP: 2 * width of the residual stream */
     DIM_COUNT,
 };
