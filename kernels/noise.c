@@ -1,5 +1,5 @@
 /* noise.c - the noise of sampling, for the host: the number that op->pick adds to an id's log-probability
- * (kernels.h). */
+ * (ops/sample.h). */
 #include "cpu/math.h"
 #include "kernels.h"
 

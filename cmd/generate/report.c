@@ -152,7 +152,7 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "ctx", json_integer(s->o.ctx));
     json_object_set_new(j, "chunk", json_integer(s->o.chunk));
     add_cache_types(j, s);
-    json_object_set_new(j, "pool", json_integer(set->m.pool));
+    json_object_set_new(j, "pool", json_integer(s->o.pool));
     json_object_set_new(j, "kv_host", json_boolean(set->m.kv_host));
     json_object_set_new(j, "kv_host_layers", json_integer(set->m.kv_host_layers));
     json_object_set_new(j, "experts_host", json_integer(set->m.experts_host));

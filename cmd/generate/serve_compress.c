@@ -73,7 +73,7 @@ static const char *what_stays(struct job *j, struct err *e)
 {
     struct serve_compress *x = j->compress;
     const int32_t n = j->n_prompt;
-    x->budget = compress_budget(j->r.keep_x1000 / 1000.0, n);
+    x->budget = compress_budget((float)j->r.keep_x1000 / 1000, n);
     x->stays = mem_calloc((size_t)n, sizeof *x->stays);
     if (!x->stays) {
         err_set(e, ERR_IO, "out of memory (%d tokens)", n);

@@ -8,7 +8,7 @@
 #include "../../common/base/mem.h"
 
 void compress_check_flags(const struct compress_flags *f, const char *state_path, const char *others,
-                          const struct cli *c)
+                          bool pool, const struct cli *c)
 {
     const char *alone = f->scorer ? "--scorer" : f->kept_path ? "--kept" : NULL;
     if (alone && !cli_given(c, "--compress")) cli_usage_error(c, "%s needs --compress KEEP", alone);
@@ -16,6 +16,7 @@ void compress_check_flags(const struct compress_flags *f, const char *state_path
     if (state_path)
         cli_usage_error(c, "--compress: a whole prompt is compressed (expected no --state, got %s)",
                         state_path);
+    if (pool) cli_usage_error(c, "--compress: no pool holds a compressed prompt (expected no --pool)");
     if (others)
         cli_usage_error(c, "--compress: tokens are left out (expected no %s, which is of them all)", others);
 }
@@ -60,7 +61,7 @@ int compress_inputs(struct compress *x, const struct models *m, const struct cli
     if (session_gaps_check(m->target->d, e) || open_scorer(x, m, e)) return -1;
     x->gaps.keep = x->f->keep;
     x->gaps.n_text = n;
-    x->budget = compress_budget((double)x->f->keep, n);
+    x->budget = compress_budget(x->f->keep, n);
     x->stays = mem_calloc((size_t)n, sizeof *x->stays);
     if (!x->stays) return err_set(e, ERR_IO, "out of memory (%d tokens)", n);
     if (!m->target->d->has_tokenizer)

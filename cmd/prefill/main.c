@@ -171,7 +171,7 @@ static int check_imatrix(const struct imatrix *im, struct err *e)
 
 static int check_inputs(struct prompt *p, struct err *e)
 {
-    const int64_t rows = cf.keep > 0 ? compress_budget((double)cf.keep, (int32_t)p->n) : (int64_t)p->n,
+    const int64_t rows = cf.keep > 0 ? compress_budget(cf.keep, (int32_t)p->n) : (int64_t)p->n,
                   all = (int64_t)p->info.n_tokens + rows;
     const struct desc *drafters[PLAN_SOURCES], *d = m.drafter ? m.drafter->d : NULL;
     p->o.ctx = ctx_size ? ctx_size : (int32_t)(all < SESSION_MAX_CTX ? all : SESSION_MAX_CTX);
@@ -240,7 +240,8 @@ static int take_state_row(struct session *s, struct rows *r, struct err *e)
 static struct stat imatrix_seen;
 
 /* What is in the file already is added to. */
-static int open_imatrix(struct imatrix **im, struct io_out *out, const char *const *inputs, struct err *e)
+static int open_imatrix(struct imatrix **im, struct io_out *out, const char *const *inputs, int n,
+                        struct err *e)
 {
     const bool exists = stat(imatrix_path, &imatrix_seen) == 0;
     if (!exists) imatrix_seen = (struct stat){0};
@@ -255,7 +256,7 @@ static int open_imatrix(struct imatrix **im, struct io_out *out, const char *con
     }
     (*im)->chunk_size = (uint32_t)(chunk ? chunk : SESSION_CHUNK);
     if (imatrix_add_dataset(*im, dataset ? dataset : "stdin", e)) return -1;
-    return io_out_open(out, imatrix_path, true, inputs, 3, e);
+    return io_out_open(out, imatrix_path, true, inputs, n, e);
 }
 
 /* The names of all outputs. Two runs that add to one importance matrix at a time would each replace what the
@@ -293,9 +294,13 @@ static void note_imatrix(const struct imatrix *im)
 
 static int run(struct err *e)
 {
-    /* A state may take the place of the one that it goes on from, which is the last of the inputs. */
-    const char *inputs[] = {m.target_path, m.drafter_path ? m.drafter_path : m.target_path,
-                            m.mtp ? m.mtp : "-", state_path ? state_path : "-"};
+    /* A state may take the place of the one that it goes on from, which is the last of the inputs; an
+     * importance matrix, of the one that says which experts are the host's. */
+    const char *inputs[1 + MODELS_INPUTS + 2] = {"-"};
+    int n = 1 + models_inputs(&m, inputs + 1);
+    const int models = n - (m.experts_counts != NULL);
+    if (cf.scorer) inputs[n++] = cf.scorer;
+    if (state_path) inputs[n++] = state_path;
     const bool over = state_path && out_path && cli_same_file(out_path, state_path);
     struct io_out out = {.fd = -1}, logits = {.fd = -1}, importance = {.fd = -1}, kept = {.fd = -1};
     struct planes planes = {.out = {.fd = -1}};
@@ -307,11 +312,11 @@ static int run(struct err *e)
     struct prompt p = {.compress.f = &cf};
     int rc = -1;
     double start;
-    if (state && io_out_open(&out, out_path, force || over, inputs, over ? 3 : 4, e)) goto done;
-    if (imatrix_path && open_imatrix(&im, &importance, inputs, e)) goto done;
-    if (logits_path && io_out_open(&logits, logits_path, true, inputs, 4, e)) goto done;
-    if (cf.kept_path && io_out_open(&kept, cf.kept_path, true, inputs, 4, e)) goto done;
-    if (hidden_path && (io_out_open(&planes.out, hidden_path, true, inputs, 4, e) ||
+    if (state && io_out_open(&out, out_path, force || over, inputs, n - over, e)) goto done;
+    if (imatrix_path && open_imatrix(&im, &importance, inputs, models, e)) goto done;
+    if (logits_path && io_out_open(&logits, logits_path, true, inputs, n, e)) goto done;
+    if (cf.kept_path && io_out_open(&kept, cf.kept_path, true, inputs, n, e)) goto done;
+    if (hidden_path && (io_out_open(&planes.out, hidden_path, true, inputs, n, e) ||
                         io_out_place(&planes.out, 0, NULL, 0, e)))
         goto done;
     m.known =
@@ -342,11 +347,7 @@ static int run(struct err *e)
     perplexity_begin(&ppl, r.n_vocab, false);
     ppl.threads = m.threads;
     if (nll.wanted && p.state && take_state_row(s, &r, e)) goto done;
-    if (p.info.n_drafters && state && !m.drafter_path)
-        cli_warn(
-            &cli,
-            "the state will hold no context for a drafter, %s does: this run has none (-d DRAFTER keeps it)",
-            state_path);
+    if (state) models_warn_dropped(&m, &cli, &p.info, state_path, "the state");
     start = cli_seconds();
     if (session_prefill(s, p.ids, (int64_t)p.n, nll.wanted || logits_path || im ? take_rows : NULL, &r, e))
         goto done;
@@ -424,12 +425,16 @@ int main(int argc, char **argv)
                          : hidden_path  ? "--hidden"
                          : imatrix_path ? "--imatrix"
                                         : NULL,
-                         &cli);
+                         m.pool != 0, &cli);
     sparse_flags_check(&m.sparse, state_path, &cli);
     if (*kv_flags_convert_doubt(&m.kv, state_path))
         cli_usage_error(&cli, "%s", kv_flags_convert_doubt(&m.kv, state_path));
     if (state_path && imatrix_path)
         cli_usage_error(&cli, "--state: an importance matrix is of whole texts (expected no --imatrix)");
+    if (m.pool && imatrix_path)
+        cli_usage_error(&cli,
+                        "--pool: its scores run rows of their own, which an importance matrix would count "
+                        "(expected no --imatrix)");
     if (state_path && (cli_is_stdin(state_path) || !strcmp(state_path, "/dev/stdin")))
         cli_usage_error(&cli, "--state: the tokens are read from stdin: the state must be a file");
     if (!nll.base_path) cli_no_binary_tty(&cli, STDIN_FILENO, "the token stream");

@@ -167,9 +167,10 @@ done:
 static int open_all(struct run *r, struct err *e)
 {
     const struct nll *w = r->w;
-    const char *inputs[] = {r->m->target_path, "-"};
+    const char *inputs[1 + MODELS_INPUTS] = {"-"};
+    const int n = 1 + models_inputs(r->m, inputs + 1);
     if (w->base_path && open_base(r, e)) return -1;
-    if (w->save_path && io_out_open(&r->out, w->save_path, true, inputs, 2, e)) return -1;
+    if (w->save_path && io_out_open(&r->out, w->save_path, true, inputs, n, e)) return -1;
     const bool early = w->base_path || !io_waits(STDIN_FILENO);
     if (!w->base_path && early && read_text(r, e)) return -1;
     r->m->known = (struct session_options){.ctx = r->ctx, .chunk = w->chunk};

@@ -41,8 +41,8 @@ void compress_scores_free(struct compress_scores *x);
 /* Of ids [n], stays [n] is set for what a chat or its tools may not lose (frames.h), by the tokenizer in m's
  * file; without one nothing is. */
 int compress_frames(const struct model *m, const int32_t *ids, int32_t n, bool *stays, struct err *e);
-/* Tokens that KEEP of n are: rounded up. */
-int32_t compress_budget(double keep, int32_t n);
+/* Tokens that KEEP of n are: rounded up, of the number that keep was before it became a float. */
+int32_t compress_budget(float keep, int32_t n);
 /* Of n tokens, stays [n] those that are not to be left out; the first block's and the last COMPRESS_TAIL are
  * added. ERR_USAGE, with the numbers: they leave not even a block of the budget to what is scored. */
 int compress_protect(bool *stays, int32_t n, int32_t budget, struct err *e);

@@ -271,8 +271,5 @@ int main(void)
         cmocka_unit_test(test_session_refuses), cmocka_unit_test(test_forms_refused),
         cmocka_unit_test(test_state_refuses),   cmocka_unit_test(test_state_broken),
     };
-    if (engine_begin()) return 4;
-    int rc = cmocka_run_group_tests_name("engine_refuses", tests, NULL, NULL);
-    engine_end();
-    return rc;
+    return cmocka_run_group_tests_name("engine_refuses", tests, engine_begin, engine_end);
 }
