@@ -243,7 +243,8 @@ static int read_drafter(struct matrix_drafter *d, struct err *e)
     int rc = hf_get_str_list(c, "architectures", &kind, 1, &n, e);
     if (rc == 0 && n == 1) {
         const size_t k = strlen(kind), tail = strlen("ForCausalLM");
-        d->mtp = k > tail && !strcmp(kind + k - tail, "ForCausalLM");
+        d->alone = !strcmp(kind, "Gemma4AssistantForCausalLM");
+        d->mtp = !d->alone && k > tail && !strcmp(kind + k - tail, "ForCausalLM");
         if (!strcmp(kind, "DFlashDraftModel")) rc = hf_find_i64(c, block_at, 1, 1 << 20, &block, &where, e);
     }
     d->block = (int32_t)block;

@@ -17,6 +17,7 @@ struct matrix_drafter {
     char name[64]; /* "": the only one, without a name */
     const char *dir;
     bool mtp;      /* a block that predicts further tokens */
+    bool alone;    /* an assistant: made without its target */
     int32_t block; /* rows of a block, 0: not known here */
 };
 

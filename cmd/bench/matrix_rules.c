@@ -52,11 +52,13 @@ static void model_rules(const struct matrix *m)
 {
     char file[96];
     for (int i = 0; i < m->n_types; i++) model_rule(m, "target", m->target, m->type[i], "", "");
-    for (int d = 0; d < m->n_drafters; d++)
+    for (int d = 0; d < m->n_drafters; d++) {
+        const struct matrix_drafter *x = &m->drafter[d];
+        const char *extra = x->mtp ? " --mtp only" : x->alone ? "" : " --target ";
         for (int i = 0; i < m->n_draft_types; i++)
-            model_rule(m, drafter_file(&m->drafter[d], file, sizeof file), m->drafter[d].dir,
-                       m->draft_type[i], m->drafter[d].mtp ? " --mtp only" : " --target ",
-                       m->drafter[d].mtp ? "" : m->target);
+            model_rule(m, drafter_file(x, file, sizeof file), x->dir, m->draft_type[i], extra,
+                       x->mtp || x->alone ? "" : m->target);
+    }
 }
 
 static void prompt_rules(const struct matrix *m)

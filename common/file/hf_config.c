@@ -441,6 +441,7 @@ static int rope_object(struct hf_config *c, const char *path, const json_t *o, u
     const char *key;
     json_t *v;
     int found = 1;
+    bool part = false;
     char sub[MAX_PATH + 64];
     *r = (struct hf_rope){.type = "default", .partial = 1};
     json_object_foreach((json_t *)o, key, v)
@@ -455,6 +456,7 @@ static int rope_object(struct hf_config *c, const char *path, const json_t *o, u
             if (rope_type(c, sub, v, allow, r, e)) return -1;
         } else if (!strcmp(key, "partial_rotary_factor")) {
             r->partial = json_is_number(v) ? json_number_value(v) : 0;
+            part = true;
             if (!(r->partial > 0 && r->partial <= 1))
                 return wrong(c, sub, "a number above 0, at most 1", v, e);
             if (!(allow & (HF_ROPE_PARTIAL | HF_ROPE_PROPORTIONAL)) && r->partial != 1)
@@ -467,6 +469,14 @@ static int rope_object(struct hf_config *c, const char *path, const json_t *o, u
             if (scale) return wrong(c, sub, "no such key: it would change the rotation", v, e);
         }
     }
+    const json_t *one = json_object_get(o, "rope_type"), *other = json_object_get(o, "type");
+    if (json_is_string(one) && json_is_string(other) && !json_equal(one, other))
+        return err_set(e, ERR_FORMAT, "%s: %s: rope_type and type disagree (%s against %s)", c->name, path,
+                       json_string_value(one), json_string_value(other));
+    if (!strcmp(r->type, "proportional") && !part)
+        return err_set(e, ERR_FORMAT,
+                       "%s: %s.partial_rotary_factor is missing (a proportional rotation turns a part)",
+                       c->name, path);
     if (!strcmp(r->type, "llama3") &&
         !(r->factor > 0 && r->low_freq > 0 && r->high_freq > r->low_freq && r->original > 0))
         return err_set(e, ERR_FORMAT,
@@ -644,6 +654,21 @@ static int check_accept(const struct hf_config *c, const struct hf_rule *r, cons
     return ret;
 }
 
+/* A key that was asked of the text model may stand at top level too, with the same value. Names, ids and
+ * whether there is a head are each model's own. */
+static int check_twice(const struct hf_config *c, const char *key, const json_t *v, struct err *e)
+{
+    static const char *const own[] = {"architectures", "model_type",   "tie_word_embeddings",
+                                      "bos_token_id",  "eos_token_id", "pad_token_id"};
+    const json_t *nested = json_object_get(c->nested, key);
+    char in[96], out[96];
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        if (!strcmp(key, own[i])) return 0;
+    if (!nested || json_is_null(nested) || same_value(nested, v)) return 0;
+    return err_set(e, ERR_FORMAT, "%s: %s disagrees with that of the text model (%s against %s)", c->name,
+                   key, json_show(v, out, sizeof out), json_show(nested, in, sizeof in));
+}
+
 static int rest_of(struct hf_config *c, const struct hf_rule *const *tables, json_t *o, const char *prefix,
                    struct err *e)
 {
@@ -655,8 +680,11 @@ static int rest_of(struct hf_config *c, const struct hf_rule *const *tables, jso
         if ((size_t)snprintf(path, sizeof path, "%s%s%s", prefix, *prefix ? "." : "", key) >= sizeof path ||
             strchr(key, '.'))
             return err_set(e, ERR_FORMAT, "%s: %.100s: not a key that is known", c->name, key);
-        if (json_is_null(v) || was_asked(c, path)) continue;
-        if (v == c->nested) continue; /* gone through on its own */
+        if (json_is_null(v) || v == c->nested) continue; /* the latter is gone through on its own */
+        if (was_asked(c, path)) {
+            if (c->nested && o == c->root && check_twice(c, key, v, e)) return -1;
+            continue;
+        }
         const struct hf_rule *r = rule_for(tables, path);
         if (r) {
             if (check_accept(c, r, v, e)) return -1;

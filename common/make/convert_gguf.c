@@ -91,9 +91,11 @@ static int open_input(struct regguf *c, struct err *e)
 static int open_target(struct regguf *c, struct err *e)
 {
     if (!c->o->target) return 0;
-    if (c->d->arch != DESC_DFLASH)
-        return err_set(e, ERR_USAGE, "%s: --target is for drafters, this is a %s", c->o->input,
-                       c->d->arch_name);
+    if (c->d->arch != DESC_DFLASH) {
+        err_set(e, ERR_USAGE, "%s: --target is for drafters that read taps, this is a %s", c->o->input,
+                c->d->arch_name);
+        return err_hint(e, CONV_NO_TARGET);
+    }
     if (gguf_open(&c->target, c->o->target, e) || desc_read(&c->target_desc, c->target, NULL, e)) return -1;
     if (c->target_desc->arch == DESC_DFLASH)
         return err_set(e, ERR_FORMAT, "%s: is a drafter (expected a target, got architecture %s)",

@@ -417,10 +417,24 @@ static int put_delta(struct conv *c, struct err *e)
                : 0;
 }
 
+/* The block reads the target's embedding: one of its own would come as a tensor, which no rule knows. */
+static int check_mtp(struct conv *c, struct err *e)
+{
+    bool own = false;
+    if (!c->cfg || hf_get_bool(c->cfg, "mtp_use_dedicated_embeddings", &own, e) < 0) return c->cfg ? -1 : 0;
+    if (own && c->n_mtp)
+        return err_set(e, ERR_FORMAT,
+                       "%s: mtp_use_dedicated_embeddings: an embedding of the MTP block's own is not "
+                       "supported (expected false, got true)",
+                       hf_config_name(c->cfg));
+    return 0;
+}
+
 static int keys(struct conv *c, struct err *e)
 {
-    return conv_put_common(c, e) || conv_put_u32(c, "vocab_size", c->n_vocab, e) || put_rope(c, e) ||
-                   put_delta(c, e) || (c->n_mtp && conv_put_u32(c, "nextn_predict_layers", c->n_mtp, e))
+    return check_mtp(c, e) || conv_put_common(c, e) || conv_put_u32(c, "vocab_size", c->n_vocab, e) ||
+                   put_rope(c, e) || put_delta(c, e) ||
+                   (c->n_mtp && conv_put_u32(c, "nextn_predict_layers", c->n_mtp, e))
                ? -1
                : 0;
 }

@@ -36,3 +36,12 @@ dflash-convert "$DATA/dialects/ik.gguf" -o up.gguf --force --dialect upstream 2>
 sed -n '/causal/s/^dflash-convert: //p' err
 draft up.gguf t
 cmp want t || echo "ik to upstream: drafts differ without a flag"
+# all layers slide, so all are causal in the block: readers of upstream are told, and there and back is the same file
+sed 's/"full_attention"/"sliding_attention"/' "$SRC/data/pair/drafter/config.json" >slides.json
+dflash-convert -q slides.json --random 1 --type q8_0 -o slides.gguf
+dflash-inspect --key dflash.attention.causal slides.gguf
+for x in unshifted ik buun lucebox; do
+    dflash-convert -q slides.gguf -o there.gguf --force --dialect $x
+    dflash-convert -q there.gguf -o back.gguf --force --dialect upstream
+    cmp slides.gguf back.gguf || echo "slides: upstream, $x and back"
+done

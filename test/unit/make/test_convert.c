@@ -347,7 +347,7 @@ static void test_pair(void **state)
     o = options("t");
     o.target = "t";
     write_config("t", base_target, NULL);
-    convert_bad(&o, ERR_USAGE, "t: --target is for drafters, this is a Qwen3ForCausalLM");
+    convert_bad(&o, ERR_USAGE, "t: --target is for drafters that read taps, this is a Qwen3ForCausalLM");
     unlink("target.gguf");
 }
 

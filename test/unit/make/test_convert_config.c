@@ -43,6 +43,7 @@ static void test_target_config(void **state)
          "t/config.json: rope_scaling.factor is not usable (expected no such key: it would change the "
          "rotation, got 4.0)"},
         {{{"rope_scaling", "{\"type\": \"default\"}"}}, NULL},
+        {{{"rope_scaling", "{\"rope_type\": \"default\", \"type\": \"default\"}"}}, NULL},
         {{{"partial_rotary_factor", "0.25"}},
          "t/config.json: partial_rotary_factor changes the forward pass and is not implemented (expected 1, "
          "got 0.25)"},
@@ -163,8 +164,10 @@ static void test_drafter_config(void **state)
         {{{"dflash_config", "{\"mask_token_id\": 39, \"aux_hidden_state_layer_ids\": [0, 1]}"}}, NULL},
         {{{"target_layer_ids", "[0, 2]"}},
          "d/config.json: dflash_config.target_layer_ids and target_layer_ids disagree ([0,1] against [0,2])"},
-        {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, -1]}"}},
-         "d: dflash_config.target_layer_ids[1] is out of range (expected a zero-based layer, got -1)"},
+        {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, -2]}"}},
+         "d: dflash_config.target_layer_ids[1] is out of range (expected a zero-based layer, or -1, the "
+         "embeddings, got -2)"},
+        {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [-1, 1]}"}}, NULL},
         {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 3]}"}},
          "d: tap 1 is out of range (expected below the target's 3 layers, got 3)"},
         {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1, 2]}"}},
