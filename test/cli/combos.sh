@@ -58,7 +58,8 @@ says() { # status, what stderr holds, command
 g() { dflash-generate -q -m "$t" -n 4 --ignore-eos "$@"; }
 says 3 'another cache type (target layer 0: expected F16, got Q8_0,Q4_0)' g --state state --kv f16
 says 3 'other sparse prompts' g --state state --sparse 0.25
-says 2 'a compressed prompt in a pool is not supported' dflash-prefill -m "$t" -o x --compress 0.5 --pool 448
+says 2 'no pool holds a compressed prompt (expected no --pool)' \
+    dflash-prefill -m "$t" -o x --compress 0.5 --pool 448
 says 2 'beside sparse prompts' g --pool 448 --sparse 0.5
 says 2 'beside keys and values in the host' g --pool 448 --kv-host-layers 1
 says 2 'beside trees' g --pool 448 -d "$d" --tree 4
