@@ -398,7 +398,9 @@ static int put_scales(struct conv *c, struct err *e)
                        hf_config_name(c->cfg), v);
     c->d.has_scale = r == 0;
     if (r == 0 && conv_put_f32(c, "embedding_scale", v, e)) return -1;
-    if (r == 1) conv_say(c, CONVERT_DETAIL, "embedding scale: the target's own (no input_embedding_scale)");
+    if (r == 1)
+        conv_say(c, CONVERT_DETAIL, "embedding scale: %s (no input_embedding_scale)",
+                 c->d.gemma4 ? "the root of the width, rounded to bf16" : "the target's own");
     r = c->cfg ? hf_find_f64(c->cfg, softcap_paths, &v, NULL, e) : 1;
     if (r < 0) return -1;
     if (r == 0 && !(v > 0 && v < 1e6))
@@ -407,7 +409,9 @@ static int put_scales(struct conv *c, struct err *e)
                        hf_config_name(c->cfg), v);
     c->d.has_softcap = r == 0;
     if (r == 0 && conv_put_f32(c, "final_logit_softcapping", v, e)) return -1;
-    if (r == 1) conv_say(c, CONVERT_DETAIL, "softcap: the target's own (no final_logit_softcapping)");
+    if (r == 1)
+        conv_say(c, CONVERT_DETAIL, "softcap: %s (no final_logit_softcapping)",
+                 c->d.gemma4 ? "none" : "the target's own");
     return put_multiplier(c, e);
 }
 

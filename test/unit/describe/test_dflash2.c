@@ -187,8 +187,8 @@ static void test_refused(void **state)
          "d/config.json: key dflash_config.conv_kernel_size shows a DFlash2 drafter, which is not supported "
          "(expected a plain Qwen3DSparkModel)"},
         {{{"architectures", "[\"Gemma4DSparkModel\"]"}},
-         "d/config.json: architecture Gemma4DSparkModel: DSpark (Gemma 4's blocks) drafters are not "
-         "supported..."},
+         "d/config.json: key dflash_config.conv_kernel_size shows a DFlash2 drafter, which is not supported "
+         "(expected a plain Gemma4DSparkModel)"},
         {{{"architectures", "[\"OtherAssistantForCausalLM\"]"}},
          "d/config.json: architecture OtherAssistantForCausalLM: MTP assistant drafters are not "
          "supported..."},
