@@ -154,7 +154,7 @@ $(SCRIPTS): $(BIN)/%: cmd/dflash/%.sh
 	$(SAY) COPY $@
 	$(Q)install -m 755 $< $@
 
-# Where a position lies, and what a number of a cache is, these alone know (kernels/kernels.h, struct kn_kv).
+# Where a position lies, and what a number of a cache is, these alone know (kernels/ops/kv.h, struct kn_kv).
 KV_DOOR   := kernels/kv.c kernels/kv_rows.h kernels/kv_rows.c kernels/cpu/kv.h kernels/cpu/kv.inc.h kernels/cuda/attention/kv.cuh kernels/cuda/attention/kv_codes.cuh
 KV_ASKERS := $(filter-out $(KV_DOOR),$(wildcard $(foreach d,kernels/cpu/rows* kernels/cpu/attention* kernels/cuda/attention/* \
              kernels/cuda/chain/[a-hj-z]* common/run/*,$d)))
@@ -234,6 +234,9 @@ DENSE := $(BUILD)/pair
 HYBRID := $(BUILD)/pair-hybrid
 # Every matrix in one of these; as recipes of dflash-quantize they are mixes.
 LOW := iq4_nl iq4_xs q3_k q2_k iq3_s iq2_xxs mxfp4
+# Of docs-quality alone: the other types that are written, and mixes.
+LOWER := iq3_xxs iq2_s iq2_xs
+MIXES := q3_k_m iq3_m iq3_xs iq2_m
 RELATIVES := dflash2 dspark domino block
 define pair_rules
 $(BUILD)/$1/target-%.gguf: data/$1/target/model.safetensors $(BIN)/dflash-convert
@@ -247,10 +250,10 @@ $(BUILD)/$1/drafter-%.gguf: data/$1/drafter/model.safetensors $(BIN)/dflash-conv
 $(foreach k,$(RELATIVES),$(BUILD)/$1/drafter-$k-%.gguf): $(BUILD)/$1/drafter-%.gguf $(BUILD)/test/make_relative
 	$$(SAY) GGUF $(BUILD)/$1/drafter-*-$$*.gguf
 	$$(Q)for k in $(RELATIVES); do $(BUILD)/test/make_relative $$$$k $$< $(BUILD)/$1/drafter-$$$$k-$$*.gguf || exit 1; done
-$(foreach t,q4_0 q5_0 q4_k q5_k q6_k,$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-f32.gguf $(BIN)/dflash-quantize
+$(foreach t,q4_0 q5_0 q4_k q5_k q6_k $(MIXES),$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-f32.gguf $(BIN)/dflash-quantize
 	$$(SAY) GGUF $$@
 	$$(Q)$(BIN)/dflash-quantize -q --force $$< -o $$@ --type $$*
-$(foreach t,$(LOW),$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-f32.gguf $(BIN)/dflash-quantize
+$(foreach t,$(LOW) $(LOWER),$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-f32.gguf $(BIN)/dflash-quantize
 	$$(SAY) GGUF $$@
 	$$(Q)$(BIN)/dflash-quantize -q --force $$< -o $$@ --type q8_0 --tensor-type '*=$$*'
 $(BUILD)/$1/target-wide.gguf $(BUILD)/$1/target-outliers.gguf: $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-bf16.gguf $(BUILD)/test/make_wide
@@ -296,13 +299,15 @@ PAIR_FILES := $(WIDE) $(DIALECTS)/made $(call files_of,$(DENSE)) $(foreach p,$(D
 # The types of the hybrid pair that every run tests; test-exhaustive tests all.
 HYBRID_TYPES := bf16,q8_0,q4_k_m
 
-$(BUILD)/test/lossless: test/lossless.c $(LIB)
+LOSSLESS_SRC := $(wildcard test/lossless/*.c)
+$(BUILD)/test/lossless: $(LOSSLESS_SRC) test/lossless/lossless.h $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
-	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
+	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $(filter %.c %.a,$^) -o $@ $(LIBS)
 
 # What each type of weights costs the pairs: the tables of docs/perplexity.md, made anew.
-QUALITY_TYPES := f32 f16 bf16 q8_0 q6_k q5_k q5_0 q4_k q4_k_m q4_0 $(LOW)
+QUALITY_TYPES := f32 f16 bf16 q8_0 q6_k q5_k q5_0 q4_k q4_k_m q4_0 iq4_nl mxfp4 iq4_xs q3_k_m iq3_m iq3_s q3_k iq3_xs iq3_xxs \
+                 q2_k iq2_s iq2_m iq2_xs iq2_xxs
 QUALITY_FILES := $(foreach p,$(DENSE) $(HYBRID),$(QUALITY_TYPES:%=$p/target-%.gguf))
 .PHONY: docs-quality
 docs-quality: all $(QUALITY_FILES)
@@ -397,7 +402,7 @@ $(BUILD)/test/chain_gpu: test/gpu/check/chain_gpu.c test/gpu/check/chain_wide.h 
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(LIBS) $(CUDA_LIBS)
 # Where there is little: calls of CUDA, and allocations, that the program lets fail.
 LIMITS_WRAP := $(foreach f,cudaMalloc cudaMemset cudaLaunchKernelExC calloc,-Wl$(comma)--wrap=$f)
-$(BUILD)/test/limits_gpu.o: test/gpu/check/limits_gpu.cc $(wildcard kernels/cuda/*/*.cuh) kernels/kernels.h test/gpu/harness.h
+$(BUILD)/test/limits_gpu.o: test/gpu/check/limits_gpu.cc $(wildcard kernels/cuda/*/*.cuh kernels/ops/*.h) kernels/kernels.h test/gpu/harness.h
 	@mkdir -p $(@D)
 	$(SAY) NVCC $<
 	$(Q)$(NVCC) -O1 -std=c++17 -Xcompiler -Wall,-Wextra -c $< -o $@
@@ -405,17 +410,17 @@ $(BUILD)/test/limits_gpu: $(BUILD)/test/limits_gpu.o test/gpu/harness.c $(CUDA_O
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $(LIMITS_WRAP) $^ -o $@ $(LIBS) $(CUDA_LIBS)
 # The layout of weights on the device, checked on the host: needs nvcc, and no GPU.
-$(BUILD)/test/test_layout.o: test/gpu/check/test_layout.cc $(wildcard kernels/cuda/*/*.cuh) kernels/kernels.h
+$(BUILD)/test/test_layout.o: test/gpu/check/test_layout.cc $(wildcard kernels/cuda/*/*.cuh kernels/ops/*.h) kernels/kernels.h
 	@mkdir -p $(@D)
 	$(SAY) NVCC $<
 	$(Q)$(NVCC) -O1 -std=c++17 -Xcompiler -Wall,-Wextra -c $< -o $@
 $(BUILD)/test/test_layout: $(BUILD)/test/test_layout.o $(CUDA_OBJ) $(LIB)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
-$(BUILD)/test/lossless_gpu: test/lossless.c $(CUDA_OBJ) $(LIB)
+$(BUILD)/test/lossless_gpu: $(LOSSLESS_SRC) test/lossless/lossless.h $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
-	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -DLOSSLESS_CUDA $(LDFLAGS) $^ -o $@ $(LIBS) $(CUDA_LIBS)
+	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -DLOSSLESS_CUDA $(LDFLAGS) $(filter %.c %.o %.a,$^) -o $@ $(LIBS) $(CUDA_LIBS)
 
 # The backend's speed as a table, over models of real shapes with random weights (45 GB in $(GPU_MODELS)).
 GPU_MODELS := $(BUILD)/gpu-models

@@ -205,11 +205,17 @@ static void tell_inferred(const struct cli *c, const struct desc *d)
             causal, d->n_layer);
 }
 
+/* Is it the target's file, by whatever path? Its keys are overridden with the target's. */
+static bool is_targets(const struct models *m, const char *path)
+{
+    return m->target_path && path && (path == m->target_path || cli_same_file(path, m->target_path));
+}
+
 static void overrides(const struct models *m, const struct cli *c, struct desc_override *o)
 {
     *o = (struct desc_override){.drafter = true, .draft_causal = m->draft_causal};
     drafter_flags_read(c, &m->draft, "--draft-", o);
-    if (!m->drafter_path || m->drafter_path == m->target_path) /* its MTP block */
+    if (!m->drafter_path || is_targets(m, m->drafter_path)) /* its MTP block */
         o->kv = m->over, o->n_kv = m->keys.n;
 }
 
@@ -284,7 +290,7 @@ static int open_drafter(struct models *m, const struct cli *c, struct err *e)
 static struct desc_override beside_overrides(const struct models *m)
 {
     struct desc_override o = {.drafter = true, .draft_causal = -1};
-    if (m->mtp && m->target_path && !strcmp(m->mtp, m->target_path)) o.kv = m->over, o.n_kv = m->keys.n;
+    if (is_targets(m, m->mtp)) o.kv = m->over, o.n_kv = m->keys.n;
     return o;
 }
 
@@ -325,6 +331,28 @@ int32_t models_drafters(const struct models *m, const struct desc *list[PLAN_SOU
     if (m->drafter) list[n++] = m->drafter->d;
     if (m->beside) list[n++] = m->beside->d;
     return n;
+}
+
+int32_t models_block(const struct models *m, int32_t block)
+{
+    if (!m->drafter) return 1;
+    if (!block) block = desc_cycle_rows(m->drafter->d);
+    const int32_t beside = !m->beside ? 0 : m->mtp_block ? m->mtp_block : desc_cycle_rows(m->beside->d);
+    return block > beside ? block : beside;
+}
+
+void models_warn_dropped(const struct models *m, const struct cli *c, const struct state_info *info,
+                         const char *from, const char *to)
+{
+    const struct desc *list[PLAN_SOURCES];
+    const int32_t n = models_drafters(m, list);
+    if (n >= info->n_drafters) return;
+    if (n)
+        cli_warn(c, "%s will hold the context of %s alone, %s holds that of two drafters (--mtp keeps both)",
+                 to, m->drafter_path, from);
+    else
+        cli_warn(c, "%s will hold no context for a drafter, %s does: this run has none (-d DRAFTER keeps it)",
+                 to, from);
 }
 
 void models_no_mtp(const struct models *m, const struct cli *c, const char *what)
@@ -502,6 +530,15 @@ void models_check_flags(struct models *m, const struct cli *c)
     overrides(m, c, &seen);
 }
 
+int models_inputs(const struct models *m, const char **list)
+{
+    const char *const all[] = {m->target_path, m->drafter_path, m->mtp, m->experts_counts};
+    int n = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i] && strcmp(all[i], "target")) list[n++] = all[i];
+    return n;
+}
+
 int models_open(struct models *m, const struct cli *c, struct err *e)
 {
     double start = cli_seconds();
@@ -542,7 +579,7 @@ void models_close(struct models *m)
 int models_kv(struct models *m, const struct state_info *info, struct session_options *o, struct err *e)
 {
     const struct desc *drafters[PLAN_SOURCES];
-    sparse_flags_resolve(&m->sparse, info, o);
+    if (sparse_flags_resolve(&m->sparse, info, o, e)) return -1;
     if (kv_flags_resolve(&m->kv, m->target->d, drafters, models_drafters(m, drafters), info, o, e)) return -1;
     o->kv_host = m->kv_host_layers;
     o->pool = m->pool ? m->pool : info ? info->pool : 0;

@@ -153,6 +153,10 @@ struct models {
 /* Usage errors of these flags that need no file: for programs that read something else before models_open,
  * which asks too. */
 void models_check_flags(struct models *m, const struct cli *c);
+/* The files that these flags name, for what refuses to write over what is read: models first, then what else
+ * there is. list has room for MODELS_INPUTS; returns how many. */
+enum { MODELS_INPUTS = 4 };
+int models_inputs(const struct models *m, const char **list);
 /* Open the backend and load the models; notes what was inferred about the drafter, with -v what is in the
  * files and what a device's memory will hold. Before any weight is read: both files are described and fitted
  * to each other, known and check are looked at, and ERR_DEVICE is returned where the device's memory cannot
@@ -162,6 +166,13 @@ int models_open(struct models *m, const struct cli *c, struct err *e);
 struct source *models_sources(struct models *m);
 /* The descriptions of the same; returns how many. */
 int32_t models_drafters(const struct models *m, const struct desc *list[PLAN_SOURCES]);
+/* Rows of a draft at most, of those: the drafter's (block: as --block has it; 0: as usual) or the MTP block's
+ * beside it; 1 without. A stream wants room for so many behind its last token. */
+int32_t models_block(const struct models *m, int32_t block);
+/* Warn where `to`, a state that goes on from `from`, will lack context of a drafter that info, from's, has.
+ */
+void models_warn_dropped(const struct models *m, const struct cli *c, const struct state_info *info,
+                         const char *from, const char *to);
 /* Refuse --mtp, for what: a program or flag that has no use for a second drafter. */
 void models_no_mtp(const struct models *m, const struct cli *c, const char *what);
 /* A session over the models and an engine of its own; ERR_DEVICE where it does not fit the device's memory,

@@ -67,6 +67,15 @@ void plan_flags_check_mtp(const struct plan_flags *f, const struct cli *c, bool 
     if (!mtp && f->mtp_calibration_path) cli_usage_error(c, "--mtp-calibration needs --mtp");
 }
 
+int plan_flags_inputs(const struct plan_flags *f, const char **list)
+{
+    const char *const all[PLAN_INPUTS] = {f->times_path, f->calibration_path, f->mtp_calibration_path};
+    int n = 0;
+    for (int i = 0; i < PLAN_INPUTS; i++)
+        if (all[i]) list[n++] = all[i];
+    return n;
+}
+
 int plan_flags_read(struct plan_flags *f, struct err *e)
 {
     calibration_init(&f->calibration);

@@ -78,6 +78,9 @@ static inline bool plan_flags_auto(const struct plan_flags *f)
 {
     return !f->rows && !f->tree_fixed;
 }
+/* The files that are named, for what refuses to write over them; list has room for PLAN_INPUTS. */
+enum { PLAN_INPUTS = 3 };
+int plan_flags_inputs(const struct plan_flags *f, const char **list);
 /* The files. */
 int plan_flags_read(struct plan_flags *f, struct err *e);
 /* With --width auto a planner for s, whose prompt is committed; times are measured where they are not there

@@ -11,8 +11,8 @@ void sparse_flags_check(const struct sparse_flags *f, const char *state_path, co
         cli_usage_error(c, "--sparse-dense needs --sparse ALPHA");
 }
 
-void sparse_flags_resolve(const struct sparse_flags *f, const struct state_info *info,
-                          struct session_options *o)
+int sparse_flags_resolve(const struct sparse_flags *f, const struct state_info *info,
+                         struct session_options *o, struct err *e)
 {
     const struct session_sparse none = {0}, had = info ? info->sparse : none;
     o->sparse = had;
@@ -22,6 +22,10 @@ void sparse_flags_resolve(const struct sparse_flags *f, const struct state_info 
         if (!had.on) o->sparse.dense = DENSE;
     }
     if (f->dense >= 0 && o->sparse.on) o->sparse.dense = f->dense;
+    if (f->dense >= 0 && info && !o->sparse.on)
+        return err_set(e, ERR_USAGE,
+                       "--sparse-dense %d: the state is of dense prompts (expected no such flag)", f->dense);
+    return 0;
 }
 
 static int totals(struct session *s, uint64_t *kept, double *all, struct err *e)

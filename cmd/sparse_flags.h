@@ -28,11 +28,12 @@ struct sparse_flags {
             DESC_MAX_LAYERS                                                                                  \
     }
 
-/* A usage error: --sparse-dense where neither --sparse nor a state says that prompts are sparse. */
+/* A usage error: --sparse-dense where neither --sparse nor a state can say that prompts are sparse. */
 void sparse_flags_check(const struct sparse_flags *f, const char *state_path, const struct cli *c);
-/* What o's prompts are by the flags, else as info has it (a state's; NULL: there is none), else dense. */
-void sparse_flags_resolve(const struct sparse_flags *f, const struct state_info *info,
-                          struct session_options *o);
+/* What o's prompts are by the flags, else as info has it (a state's; NULL: there is none), else dense.
+ * ERR_USAGE: --sparse-dense, and the state's are dense. */
+int sparse_flags_resolve(const struct sparse_flags *f, const struct state_info *info,
+                         struct session_options *o, struct err *e);
 /* null without sparse prompts; else what they kept:
  * {"alpha":..,"dense":..,"density":..,"layers":[{"layer":.., "density":..,"seconds":..}]}, density null where
  * a layer is dense. seconds: of all that a layer does. */

@@ -1,4 +1,4 @@
-/* kv.c - where a layer's keys and values lie, for the host (kernels.h): both backends' and the library's. */
+/* kv.c - where a layer's keys and values lie, for the host (ops/kv.h): both backends' and the library's. */
 #include "kv_rows.h"
 
 #include <stdio.h>

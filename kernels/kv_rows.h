@@ -1,4 +1,4 @@
-/* kv_rows.h - what a row of a quantised cache is made of, for both backends' doors (kernels.h, struct kn_kv).
+/* kv_rows.h - what a row of a quantised cache is made of, for both backends' doors (ops/kv.h, struct kn_kv).
  *
  * A row is the keys, or the values, of one position. Heads lie plane by plane, so that each plane is read in
  * words that are aligned:

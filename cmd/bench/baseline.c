@@ -4,6 +4,7 @@
  * A cell's counterpart has its target, drafter, label, tags, settings and prompts. The runs of several lines
  * of one cell are taken together, and how far the medians of these lines lie apart is part of the noise: a
  * baseline of several sessions knows what a machine does from day to day, one of a single session does not.
+ * Lines of other machines are no part of it: a baseline may hold several.
  *
  * Slower: the rank test over the runs (Mann-Whitney, two-sided) has p < 0.05, and the medians differ by more
  * than the noise, which is the largest of half the interquartile ranges of both together, the spread of the
@@ -62,6 +63,8 @@ static char *key_of(const json_t *j)
         json_t *file = json_object_get(json_object_get(j, model[i]), "file");
         if (file) json_object_set(k, model[i], file);
     }
+    json_t *keys = json_object_get(json_object_get(j, "target"), "override_kv");
+    if (keys) json_object_set(k, "override_kv", keys);
     char *text = json_dumps(k, JSON_COMPACT | JSON_SORT_KEYS);
     json_decref(k);
     return text;
@@ -101,12 +104,13 @@ static void take(struct sample *s, const json_t *each)
 struct change {
     double ratio, noise;
     const char *text; /* "faster", "slower", "no difference seen", "too few runs"; NULL: nothing to compare */
+    bool failed;      /* memory */
 };
 static struct change change_of(const json_t *now, const json_t *const *then, int n, const char *kind,
                                double slack)
 {
     struct sample *s = mem_calloc(3, sizeof *s), *a = s, *b = s + 1, *one = s + 2;
-    struct change c = {NAN, slack, NULL};
+    struct change c = {NAN, slack, NULL, !s};
     double low = INFINITY, high = 0;
     if (!s) return c;
     take(b, speeds(now, kind));
@@ -118,12 +122,14 @@ static struct change change_of(const json_t *now, const json_t *const *then, int
         high = fmax(high, sample_quantile(one, 0.5));
     }
     if (a->n && b->n) {
+        const double p = rank_test(a, b);
+        c.failed = isnan(p);
         c.ratio = sample_quantile(b, 0.5) / sample_quantile(a, 0.5);
         c.noise = fmax(slack, fmax(half_range(a) + half_range(b), (high - low) / sample_quantile(a, 0.5)));
-        c.text = a->n < 5 || b->n < 5                                                ? "too few runs"
-                 : !(rank_test(a, b) < CALLS_SLOWER) || fabs(c.ratio - 1) <= c.noise ? "no difference seen"
-                 : c.ratio < 1                                                       ? "slower"
-                                                                                     : "faster";
+        c.text = a->n < 5 || b->n < 5                                  ? "too few runs"
+                 : !(p < CALLS_SLOWER) || fabs(c.ratio - 1) <= c.noise ? "no difference seen"
+                 : c.ratio < 1                                         ? "slower"
+                                                                       : "faster";
     }
     mem_free(s);
     return c;
@@ -141,31 +147,47 @@ static bool slower(const struct change *c)
     return c->text && !strcmp(c->text, "slower");
 }
 
-/* A cell that is in both. True: it is worse. */
-static bool put_pair(struct grid *g, const json_t *j, const json_t *const *then, int n, double slack)
+/* then becomes those of j's machine, in their order; how many. */
+static int own_machine(const json_t *j, const json_t **then, int n)
 {
-    const json_t *old = then[n - 1]; /* the latest */
-    const bool machine = same_machine(j, old), device = same_text(j, old, "machine", "device");
-    const bool known =
-        json_is_object(json_object_get(j, "streams")) && json_is_object(json_object_get(old, "streams"));
+    int own = 0;
+    for (int i = 0; i < n; i++)
+        if (same_machine(j, then[i])) then[own++] = then[i];
+    return own;
+}
+
+/* The latest of them whose streams can be compared with j's; NULL: none. */
+static const json_t *with_streams(const json_t *j, const json_t *const *then, int n)
+{
+    while (n--)
+        if (same_text(j, then[n], "machine", "device") && json_is_object(json_object_get(j, "streams")) &&
+            json_is_object(json_object_get(then[n], "streams")))
+            return then[n];
+    return NULL;
+}
+
+/* A cell that is in both; then may lose lines. True: it is worse. */
+static bool put_pair(struct grid *g, const json_t *j, const json_t **then, int n, double slack)
+{
+    const json_t *streams = with_streams(j, then, n), *old = then[n - 1];
     const bool differ =
-        device && known && !json_equal(json_object_get(j, "streams"), json_object_get(old, "streams"));
-    struct change plain = {NAN, NAN, NULL}, drafted = plain;
-    char verdict[80];
-    if (machine) {
-        plain = change_of(j, then, n, "plain", slack);
-        drafted = change_of(j, then, n, "drafted", slack);
+        streams && !json_equal(json_object_get(j, "streams"), json_object_get(streams, "streams"));
+    const int own = own_machine(j, then, n);
+    struct change plain = {.ratio = NAN, .noise = NAN}, drafted = plain;
+    if (own) {
+        old = then[own - 1]; /* the latest */
+        plain = change_of(j, then, own, "plain", slack);
+        drafted = change_of(j, then, own, "drafted", slack);
+        g->failed |= plain.failed || drafted.failed;
     }
     const bool slow = slower(&plain) || slower(&drafted);
-    snprintf(verdict, sizeof verdict, "%s%s",
-             !machine                             ? "another machine"
-             : slower(&plain) && slower(&drafted) ? "SLOWER"
-             : slower(&plain)                     ? "SLOWER plain"
-             : slower(&drafted)                   ? "SLOWER drafted"
-             : drafted.text                       ? drafted.text
-             : plain.text                         ? plain.text
-                                                  : "-",
-             "");
+    const char *verdict = !own                                 ? "another machine"
+                          : slower(&plain) && slower(&drafted) ? "SLOWER"
+                          : slower(&plain)                     ? "SLOWER plain"
+                          : slower(&drafted)                   ? "SLOWER drafted"
+                          : drafted.text                       ? drafted.text
+                          : plain.text                         ? plain.text
+                                                               : "-";
     put_number(g, plain.ratio, "%.3f");
     put_number(g, drafted.ratio, "%.3f");
     put_number(g, 100 * fmax(plain.noise, drafted.noise), "%.1f");
@@ -175,7 +197,7 @@ static bool put_pair(struct grid *g, const json_t *j, const json_t *const *then,
                json_number_value(json_object_get(j, "read_ceiling_bytes_per_s")) /
                    json_number_value(json_object_get(old, "read_ceiling_bytes_per_s")),
                "%.2f");
-    grid_put(g, differ ? "DIFFER" : device && known ? "same" : "-");
+    grid_put(g, differ ? "DIFFER" : streams ? "same" : "-");
     grid_put(g, verdict);
     return slow || differ;
 }

@@ -86,8 +86,8 @@ json_t *bench_machine(const struct models *m);
 int bench_threads(const struct models *m);
 /* Token file, whole; ids are mem_alloc'ed. */
 int bench_read_tokens(const char *path, int32_t **ids, size_t *n, struct err *e);
-/* redirect_open with the models and the n files in more (at most 4096) as inputs that the output may not be.
- */
+/* redirect_open with the models and the n files in more as inputs that the output may not be. */
+enum { BENCH_INPUTS = 4096 + 8 };
 int bench_redirect(struct redirect *r, const char *path, bool force, const struct models *m,
                    const char *const *more, int n, struct err *e);
 /* "1,2,4" into v (at most room); ERR_USAGE naming the flag. */

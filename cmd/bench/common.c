@@ -111,12 +111,9 @@ int bench_read_tokens(const char *path, int32_t **ids, size_t *n, struct err *e)
 int bench_redirect(struct redirect *r, const char *path, bool force, const struct models *m,
                    const char *const *more, int n, struct err *e)
 {
-    const char *inputs[4096 + 3];
-    int count = 0;
-    if (m->target_path) inputs[count++] = m->target_path;
-    if (m->drafter_path) inputs[count++] = m->drafter_path;
-    if (m->mtp) inputs[count++] = m->mtp;
-    for (int i = 0; i < n && i < 4096; i++) inputs[count++] = more[i];
+    const char *inputs[MODELS_INPUTS + BENCH_INPUTS];
+    int count = models_inputs(m, inputs);
+    for (int i = 0; i < n && i < BENCH_INPUTS; i++) inputs[count++] = more[i];
     return redirect_open(r, path, force, inputs, count, e);
 }
 

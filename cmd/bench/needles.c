@@ -75,6 +75,7 @@ static int open_way(struct way *w, bool turns, int which, struct err *e)
     if (which != FLAGS) {
         so.kv = (struct kn_kv_types){KN_F16, KN_F16};
         so.kv_layers = NULL;
+        so.pool = 0;
         so.sparse = (struct session_sparse){0};
     }
     if (which == NEAR && !turns) so.sparse = (struct session_sparse){.on = true, .alpha = 1000};
@@ -211,12 +212,12 @@ static int say(enum needle_task task, const struct way *w, int64_t bytes, bool *
     bool blind = false;
     for (int i = NEAR; i < WAYS; i++) blind |= w[i].g && share(&w[i]) > dense - MUST_LOSE;
     const bool ok = got >= dense - NEAR_ENOUGH && dense >= (double)o.dense_least && !blind;
-    json_t *j = json_pack("{s:s,s:s,s:i,s:I,s:I,s:b,s:b,s:f,s:I}", "kind", "needles", "task",
-                          needle_names[task], "length", o.length, "cases", (json_int_t)w[DENSE].cases, "seed",
-                          (json_int_t)o.seed, "passed", ok, "blind", blind, "alpha",
-                          w[FLAGS].g->o.sparse.on ? (double)w[FLAGS].g->o.sparse.alpha : -1.0,
-                          "bytes_a_position", (json_int_t)bytes);
-    if (j && !w[FLAGS].g->o.sparse.on) json_object_set_new(j, "alpha", json_null());
+    const struct session_options *flags_o = &w[FLAGS].g->o;
+    json_t *j = json_pack("{s:i,s:s,s:s,s:i,s:I,s:I,s:b,s:b,s:o,s:i,s:I}", "schema", 1, "kind", "needles",
+                          "task", needle_names[task], "length", o.length, "cases", (json_int_t)w[DENSE].cases,
+                          "seed", (json_int_t)o.seed, "passed", ok, "blind", blind, "alpha",
+                          flags_o->sparse.on ? json_real((double)flags_o->sparse.alpha) : json_null(), "pool",
+                          flags_o->pool, "bytes_a_position", (json_int_t)bytes);
     for (int i = 0; j && i < WAYS; i++)
         json_object_set_new(j, way_names[i], w[i].g ? way_json(&w[i]) : json_null());
     if (j) json_object_set_new(j, "machine", bench_machine(&o.m));

@@ -301,9 +301,16 @@ static json_t *kind_json(const struct kind *k, bool drafted)
     return j;
 }
 
-static json_t *text_json(const char *path)
+/* Settings that are there where a flag says them: lines of other times have no such keys. */
+static void given_json(json_t *j)
 {
-    return path ? json_text(path, strlen(path)) : json_null();
+    json_t *layers = o.m.kv.layers.n ? json_array() : NULL;
+    for (int i = 0; layers && i < o.m.kv.layers.n; i++)
+        json_array_append_new(layers, json_text_or_null(o.m.kv.layers.v[i]));
+    if (layers) json_object_set_new(j, "kv_layers", layers);
+    if (o.m.kv.draft_kv) json_object_set_new(j, "draft_kv", json_text_or_null(o.m.kv.draft_kv));
+    if (o.m.experts_host) json_object_set_new(j, "experts_host", json_integer(o.m.experts_host));
+    if (o.m.experts_counts) json_object_set_new(j, "experts_counts", json_text_or_null(o.m.experts_counts));
 }
 
 static json_t *settings_json(void)
@@ -313,6 +320,7 @@ static json_t *settings_json(void)
     json_object_set_new(j, "pool", json_integer(o.m.pool));
     json_object_set_new(j, "kv_host", json_boolean(o.m.kv_host));
     json_object_set_new(j, "kv_host_layers", json_integer(o.m.kv_host_layers));
+    given_json(j);
     sampling_flags_json(&o.sampling, j);
     json_object_set_new(j, "lookup", json_string(o.lookup.look ? o.lookup.mode : "off"));
     if (!o.m.drafter) return j;
@@ -323,10 +331,10 @@ static json_t *settings_json(void)
                         : o.plan.tree_fixed      ? json_null()
                                                  : json_integer(o.plan.rows));
     json_object_set_new(j, "tree", plan_flags_tree(&o.plan));
-    json_object_set_new(j, "plan_times", text_json(o.plan.times_path));
-    json_object_set_new(j, "calibration", text_json(o.plan.calibration_path));
-    json_object_set_new(j, "mtp", text_json(o.m.mtp));
-    json_object_set_new(j, "mtp_calibration", text_json(o.plan.mtp_calibration_path));
+    json_object_set_new(j, "plan_times", json_text_or_null(o.plan.times_path));
+    json_object_set_new(j, "calibration", json_text_or_null(o.plan.calibration_path));
+    json_object_set_new(j, "mtp", json_text_or_null(o.m.mtp));
+    json_object_set_new(j, "mtp_calibration", json_text_or_null(o.plan.mtp_calibration_path));
     json_object_set_new(j, "draft_window",
                         o.draft_window == SESSION_DRAFT_ALL ? json_string("all")
                                                             : json_integer(o.draft_window));
@@ -384,8 +392,8 @@ static json_t *line(const struct kind *plain, const struct kind *drafted, const 
     if (o.synthetic.slots)
         json_object_set_new(j, "synthetic",
                             json_pack("{s:s,s:o,s:o}", "from", o.accept_rates ? "rates" : "trace", "what",
-                                      text_json(o.accept_rates ? o.accept_rates : o.accept_trace), "mean",
-                                      json_finite(synthetic_mean(&o.synthetic))));
+                                      json_text_or_null(o.accept_rates ? o.accept_rates : o.accept_trace),
+                                      "mean", json_finite(synthetic_mean(&o.synthetic))));
     return j;
 }
 
@@ -436,7 +444,7 @@ static int check_prompts(void *ctx, struct err *e)
     if (o.synthetic.slots) o.ignore_eos = true; /* the ids are not those of a text */
     for (int i = 0; i < cli.n_args; i++) {
         if (models_check_ids(&o.m, cli.args[i], p[i].id, p[i].n, e)) return -1;
-        int64_t need = (int64_t)p[i].n + o.n + block;
+        int64_t need = (int64_t)p[i].n + o.n + models_block(&o.m, o.block);
         if (need > (o.ctx ? o.ctx : SESSION_MAX_CTX))
             return err_set(e, ERR_USAGE,
                            "%s: --ctx is too small (expected %lld: %zu prompt tokens, %lld new ones and a "
@@ -447,6 +455,16 @@ static int check_prompts(void *ctx, struct err *e)
         models_check_length(&o.m, &cli, (int64_t)p[i].n + o.n);
     }
     return 0;
+}
+
+static int open_output(struct redirect *file, struct err *e)
+{
+    const char *inputs[BENCH_INPUTS];
+    int n = plan_flags_inputs(&o.plan, inputs);
+    if (o.lookup.path) inputs[n++] = o.lookup.path;
+    if (o.accept_trace) inputs[n++] = o.accept_trace;
+    for (int i = 0; i < cli.n_args; i++) inputs[n++] = cli.args[i];
+    return bench_redirect(file, out_path, force, &o.m, inputs, n, e);
 }
 
 int bench_run(int argc, char **argv)
@@ -460,7 +478,7 @@ int bench_run(int argc, char **argv)
     if (!o.m.target_path) cli_usage_error(&cli, "no target (expected -m TARGET.gguf)");
     check_flags();
     cli_one_stdin(&cli, cli.args, cli.n_args);
-    if (bench_redirect(&file, out_path, force, &o.m, cli.args, cli.n_args, &e)) return cli_fail(&cli, &e);
+    if (open_output(&file, &e)) return cli_fail(&cli, &e);
     struct prompt *p = mem_calloc((size_t)cli.n_args, sizeof *p);
     out.id = mem_alloc((size_t)(o.n + SESSION_MAX_ROWS) * sizeof *out.id);
     if (!p || !out.id) {

@@ -220,6 +220,14 @@ static bool move(const char *from, const char *from_tail, const char *to, const 
     return rename(a, b) == 0;
 }
 
+/* That a worker is at it: its file's time. */
+static void touch(const char *name, const char *tail)
+{
+    char path[ROOM];
+    paths(path, name, tail);
+    utimensat(AT_FDCWD, path, NULL, 0);
+}
+
 /* ---- a job ---- */
 
 /* text with every {} replaced by the name; mem_free it. */
@@ -274,9 +282,7 @@ static int run(struct job *j, struct err *e)
         if (stopped && !told) kill(id, SIGTERM);
         told = stopped;
         if (cli_seconds() - touched > stale / 4.0) {
-            char path[ROOM];
-            paths(path, j->name, me);
-            utimensat(AT_FDCWD, path, NULL, 0);
+            touch(j->name, me);
             touched = cli_seconds();
         }
         nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
@@ -309,6 +315,7 @@ static int next(struct err *e)
         struct job *j = &jobs[i];
         const bool gone = j->state == HELD && is_gone(j->held);
         if (j->state != FREE && !gone) continue;
+        touch(gone ? j->held : j->name, ""); /* before: a claim that is as old as the list would be void */
         if (!move(gone ? j->held : j->name, "", j->name, me)) continue; /* another was faster */
         if (gone) cli_warn(&cli, "%s: its worker is gone; begun again", j->name);
         say(j);

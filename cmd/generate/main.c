@@ -133,9 +133,11 @@ static int write_logprobs(void *ctx, int32_t id, const float *logits, int32_t n_
 static int open_outputs(struct outputs *o, struct err *e)
 {
     /* A state may take the place of the one that it goes on from, which is the last of the inputs. */
-    const char *inputs[] = {set.m.target_path, set.m.drafter_path ? set.m.drafter_path : set.m.target_path,
-                            set.m.mtp ? set.m.mtp : set.m.target_path,
-                            set.lookup.path ? set.lookup.path : "-", set.state_path ? set.state_path : "-"};
+    const char *inputs[1 + MODELS_INPUTS + PLAN_INPUTS + 2] = {"-"};
+    int n = 1 + models_inputs(&set.m, inputs + 1);
+    n += plan_flags_inputs(&set.plan, inputs + n);
+    if (set.lookup.path) inputs[n++] = set.lookup.path;
+    if (set.state_path) inputs[n++] = set.state_path;
     const bool over = set.save_path && set.state_path && cli_same_file(set.save_path, set.state_path);
     const struct {
         const char *path;
@@ -144,11 +146,10 @@ static int open_outputs(struct outputs *o, struct err *e)
                 {set.trace_path, &o->trace},
                 {set.draft_logits_path, &o->draft_logits},
                 {set.text.logprobs.name, &o->logprobs}};
-    if (io_out_open(&o->tokens, set.out_path, set.force, inputs, 5, e)) return -1;
+    if (io_out_open(&o->tokens, set.out_path, set.force, inputs, n, e)) return -1;
     for (int i = 0; i < 4; i++)
-        if (more[i].path && io_out_open(more[i].out, more[i].path, true, inputs, 5, e)) return -1;
-    return set.save_path ? io_out_open(&o->state, set.save_path, set.force || over, inputs, over ? 4 : 5, e)
-                         : 0;
+        if (more[i].path && io_out_open(more[i].out, more[i].path, true, inputs, n, e)) return -1;
+    return set.save_path ? io_out_open(&o->state, set.save_path, set.force || over, inputs, n - over, e) : 0;
 }
 
 static int commit_outputs(struct outputs *o, struct err *e)
@@ -248,7 +249,7 @@ static int make_options(struct run *u, struct err *e)
 {
     const struct desc *t = set.m.target->d, *d = set.m.drafter ? set.m.drafter->d : NULL;
     int64_t prompt = (int64_t)u->info.n_tokens + (int64_t)u->n_prompt;
-    int32_t block = d ? (set.block ? set.block : desc_cycle_rows(d)) : 1;
+    const int32_t block = models_block(&set.m, set.block);
     int64_t need = prompt + set.n + block;
     u->o = (struct session_options){.ctx = set.ctx,
                                     .chunk = set.chunk ? set.chunk : u->info.chunk,
@@ -281,9 +282,8 @@ static int make_options(struct run *u, struct err *e)
  */
 static int rest_of_context(struct run *u, struct err *e)
 {
-    const struct desc *t = set.m.target->d, *d = set.m.drafter ? set.m.drafter->d : NULL;
-    const int32_t block = d ? set.block ? set.block : desc_cycle_rows(d) : 1;
-    const int64_t ctx = set.ctx ? set.ctx : t->n_ctx_train - u->left_out,
+    const int32_t block = models_block(&set.m, set.block);
+    const int64_t ctx = set.ctx ? set.ctx : set.m.target->d->n_ctx_train - u->left_out,
                   used = (int64_t)u->info.n_tokens + (int64_t)u->n_prompt + block;
     if (set.n >= 0) return 0;
     if (ctx < 1) return err_set(e, ERR_USAGE, "-n N is missing, and the target does not say its context");
@@ -291,7 +291,7 @@ static int rest_of_context(struct run *u, struct err *e)
         return err_set(e, ERR_USAGE,
                        "the context is full (expected room behind the prompt%s, got %" PRId64
                        " positions of %" PRId64 ")",
-                       d ? " and a block" : "", used, ctx);
+                       set.m.drafter ? " and a block" : "", used, ctx);
     set.n = ctx - used;
     u->trained = !set.ctx;
     return 0;
@@ -409,10 +409,8 @@ static void warn_state(const struct run *u)
         cli_warn(&cli, "stdin holds data, which is not read: --append prefills it after the state");
         said = true;
     }
-    if (u->info.n_drafters && set.save_path && !u->s->source && !u->r.st.generated)
-        cli_warn(&cli,
-                 "%s will hold no context for a drafter, %s does: this run has none (-d DRAFTER keeps it)",
-                 set.save_path, set.state_path);
+    if (set.save_path && !u->r.st.generated)
+        models_warn_dropped(&set.m, &cli, &u->info, set.state_path, set.save_path);
 }
 
 static int run(struct run *u, struct err *e)

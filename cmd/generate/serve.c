@@ -215,7 +215,9 @@ static void start_jobs(struct server *sv)
         if (!j->end && j->deadline > 0 && cli_seconds() > j->deadline) j->end = "timeout";
         if (j->phase == JOB_WAITS && j->end) job_end(j, sv);
     }
-    for (struct job *j; sv->running < sv->set->serve.streams && !sv->waits && (j = next_waiting(sv));) {
+    for (struct job *j; sv->running < sv->set->serve.streams && !sv->waits && !sv->alone;) {
+        j = next_waiting(sv);
+        if (!j || (j->r.kind == REQUEST_COMPRESS && sv->running)) break; /* it will run alone */
         if (j->c) j->c->begun = ++sv->n_begun;
         job_begin(j, sv); /* runs, or has failed and is gone */
     }

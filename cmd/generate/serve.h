@@ -10,6 +10,7 @@
  *   serve_line.c     what a line is answered with that needs no stream
  *   serve_job.c      a job from its first turn to its reply
  *   serve_prompt.c   where a job's prompt comes from, kept beginnings, states
+ *   serve_compress.c which tokens of a prompt stay
  *   serve_slot.c     numbered slots and files of states
  *   serve_path.c     paths of requests, below the root */
 #ifndef DFLASH_SERVE_H
@@ -85,7 +86,8 @@ struct job {
     double prefill_s, prompt_s; /* run; from being read to the end of the prompt */
     int32_t *made_ids;          /* [n_made] of JOB_FILE */
     size_t n_made, room_made;
-    json_t *line; /* JOB_JSON: text of this turn */
+    json_t *line;                    /* JOB_JSON: text of this turn */
+    struct serve_compress *compress; /* of a compress that runs; NULL */
 };
 
 /* A slot's state, in memory, as its file would be. */
@@ -113,7 +115,8 @@ struct server {
     int64_t n_clients;
     struct job *jobs;      /* in the order of being read; clients begin in turn, and turns go round */
     struct job *turn;      /* who had the last turn */
-    int32_t running, open; /* jobs with a stream; streams, kept ones among them */
+    int32_t running, open; /* jobs that run; streams, kept ones among them */
+    bool alone;            /* a job runs beside which no other may */
     uint64_t n_begun;      /* jobs that had one */
     struct line_wait {     /* park and unpark wait until no job runs */
         struct line_wait *next;
@@ -170,6 +173,10 @@ void line_json(struct client *c, struct request *r);
 bool line_next(struct client *c);
 /* park and unpark, when no job runs. */
 void line_parts(struct server *sv);
+/* The models that the process has, as REQUEST_TARGET and REQUEST_DRAFT. */
+unsigned serve_parts(const struct server *sv);
+/* No job runs: these models are parked, or there again. What cannot be held any more is parked then. */
+int serve_park(struct server *sv, unsigned what, bool park, struct err *e);
 
 /* ---- serve_job.c ---- */
 
@@ -186,6 +193,17 @@ void job_step(struct job *j, struct server *sv); /* a turn; may free it */
 int prompt_begin(struct job *j, const char **code, struct err *e);
 /* The next chunk. */
 int prompt_step(struct job *j, struct err *e);
+/* The tokens alone, of any vocabulary: a code where that fails, or NULL. */
+const char *prompt_read(struct job *j, struct server *sv, struct err *e);
+
+/* ---- serve_compress.c ---- */
+
+/* As prompt_begin; the scorer is loaded. */
+int compress_begin(struct job *j, struct server *sv, const char **code, struct err *e);
+/* A pass. 1: the first n_made of the prompt's ids are those that stay, and the models are there again. */
+int compress_step(struct job *j, struct server *sv, const char **code, struct err *e);
+/* However it ended: the scorer goes, the models come back. */
+int compress_end(struct job *j, struct server *sv, struct err *e);
 
 /* ---- serve_slot.c ---- */
 

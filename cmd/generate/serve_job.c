@@ -34,12 +34,14 @@ struct job *job_new(struct client *c, struct request *r, enum job_form form)
 
 static void job_free(struct job *j, struct server *sv)
 {
+    struct err e = {0};
     struct job **at = &sv->jobs;
     while (*at != j) at = &(*at)->next;
     *at = j->next;
     if (sv->turn == j) sv->turn = NULL;
     if (j->c && j->c->job == j) j->c->job = NULL;
     if (j->phase != JOB_WAITS) sv->running--;
+    if (compress_end(j, sv, &e)) cli_warn(sv->cli, "models stay parked: %s", e.msg);
     if (j->s) serve_drop(sv, j->s);
     tok_decoder_free(j->decoder);
     text_close(&j->text);
@@ -228,9 +230,14 @@ static int make_options(struct job *j, struct err *e)
 bool job_begin(struct job *j, struct server *sv)
 {
     struct err e = {0};
-    const char *code = sv->g ? NULL : "target_parked";
-    if (!code && make_options(j, &e)) code = e.code == ERR_IO ? "no_memory" : "bad_args";
-    if (!code) prompt_begin(j, &code, &e);
+    const bool compresses = j->r.kind == REQUEST_COMPRESS;
+    const char *code = sv->g || compresses ? NULL : "target_parked";
+    if (compresses) {
+        compress_begin(j, sv, &code, &e);
+    } else if (!code) {
+        if (make_options(j, &e)) code = e.code == ERR_IO ? "no_memory" : "bad_args";
+        if (!code) prompt_begin(j, &code, &e);
+    }
     if (code) {
         job_fail(j, sv, code, e.msg);
         return false;
@@ -277,6 +284,7 @@ static json_t *done_json(struct job *j)
     json_object_set_new(o, "stop", json_string(stop_name(j)));
     if (st->generated && st->stop == SPEC_STOP_TOKEN)
         json_object_set_new(o, "stop_id", json_integer(st->stop_id));
+    if (j->s && j->s->gaps.n_text) json_object_set_new(o, "compressed", models_gaps_json(&j->s->gaps));
     if (j->text.found) json_object_set_new(o, "stop_text", json_text(j->text.found, strlen(j->text.found)));
     for (size_t i = 0; i < sizeof n / sizeof *n; i++) json_object_set_new(o, n[i].key, json_integer(n[i].v));
     json_object_set_new(o, "seed", json_integer((json_int_t)(j->sampler.seed & INT64_MAX)));
@@ -364,14 +372,15 @@ void job_end(struct job *j, struct server *sv)
 {
     struct err e = {0};
     const char *code = NULL;
-    bool whole = j->s && j->phase != JOB_WAITS;
+    const bool compressed = j->r.kind == REQUEST_COMPRESS;
+    bool whole = (j->s || compressed) && j->phase != JOB_WAITS;
     if (j->run.s && spec_end(&j->run, &e)) whole = false;
     count(j, sv);
     sv->n_cancelled += j->end != NULL;
     if (!j->c) return job_free(j, sv);
     if (!j->end && !whole) code = "decode_failed";
     if (j->end && j->form != JOB_JSON) code = j->end;
-    if (!code && whole && (!j->end || j->st.generated)) code = keep_stream(j, &e);
+    if (!code && j->s && whole && (!j->end || j->st.generated)) code = keep_stream(j, &e);
     if (!code && j->form == JOB_FILE && write_file(j, &e))
         code = e.code == ERR_USAGE ? "bad_args" : "write_out";
     if (code) {
@@ -379,11 +388,14 @@ void job_end(struct job *j, struct server *sv)
     } else if (j->form == JOB_JSON) {
         end_text(j);
         client_json(j->c, done_json(j));
+    } else if (compressed) {
+        client_tokens(j->c, j->prompt, j->n_made);
+        client_end_stream(j->c);
     } else {
         if (j->form == JOB_STREAM) client_end_stream(j->c);
         say_ok(j);
     }
-    if (whole && (j->s->n_past || j->s->logits_rows)) hand_over(j);
+    if (j->s && whole && (j->s->n_past || j->s->logits_rows)) hand_over(j);
     job_free(j, sv);
 }
 
@@ -413,11 +425,15 @@ void job_step(struct job *j, struct server *sv)
 {
     struct err e = {0};
     const enum job_phase phase = j->phase;
+    const char *code = phase == JOB_PREFILLS ? "prefill_failed" : "decode_failed";
     int rc = 0;
     if (!j->end && j->form == JOB_STREAM && j->c->tokens.dead) j->end = "stream_closed";
     if (j->end) return job_end(j, sv);
     const double start = cli_seconds();
-    if (phase == JOB_PREFILLS && j->s->n_past < j->n_prompt) {
+    if (j->compress) {
+        rc = compress_step(j, sv, &code, &e);
+        if (rc > 0) return job_end(j, sv);
+    } else if (phase == JOB_PREFILLS && j->s->n_past < j->n_prompt) {
         rc = prompt_step(j, &e);
         j->prefill_s += cli_seconds() - start;
     } else if (phase == JOB_PREFILLS) {
@@ -428,7 +444,7 @@ void job_step(struct job *j, struct server *sv)
     }
     if (rc) {
         look_at_device(sv, &e);
-        job_fail(j, sv, phase == JOB_PREFILLS ? "prefill_failed" : "decode_failed", e.msg);
+        job_fail(j, sv, code, e.msg);
     } else if (j->phase == JOB_DECODES && (!j->r.n || j->run.ended)) {
         job_end(j, sv);
     }

@@ -17,6 +17,13 @@ static json_t *reply_to(const struct request *r, const char *op)
     return j;
 }
 
+/* more, which is given up, into j. */
+static void join(json_t *j, json_t *more)
+{
+    json_object_update(j, more);
+    json_decref(more);
+}
+
 /* The order of the two is that of the engine whose lines these are. */
 void reply_error(struct client *c, const struct request *r, const char *code, const char *msg)
 {
@@ -138,8 +145,7 @@ static json_t *models_json(const struct server *sv)
     const struct models *m = &sv->set->m;
     json_t *j = json_object();
     json_object_set_new(j, "target", json_text(m->target_path, strlen(m->target_path)));
-    json_object_set_new(j, "drafter",
-                        m->drafter_path ? json_text(m->drafter_path, strlen(m->drafter_path)) : json_null());
+    json_object_set_new(j, "drafter", json_text_or_null(m->drafter_path));
     json_object_set_new(j, "target_parked", json_boolean(sv->parked & REQUEST_TARGET));
     json_object_set_new(j, "draft_parked", json_boolean(sv->parked & REQUEST_DRAFT));
     return j;
@@ -156,9 +162,8 @@ static void stats(struct client *c, const struct request *r)
     json_object_set_new(j, "schema", json_integer(1));
     json_object_set_new(j, "version", json_string(cli_version()));
     json_object_set_new(j, "models", models_json(sv));
-    json_object_update(j,
-                       json_pack("{s:i,s:i,s:i,s:i,s:i}", "ctx", sv->o.ctx, "chunk", sv->o.chunk, "streams",
-                                 sv->set->serve.streams, "running", sv->running, "waiting", waiting));
+    join(j, json_pack("{s:i,s:i,s:i,s:i,s:i}", "ctx", sv->o.ctx, "chunk", sv->o.chunk, "streams",
+                      sv->set->serve.streams, "running", sv->running, "waiting", waiting));
     const struct {
         const char *key;
         int64_t v;
@@ -194,7 +199,7 @@ static void told(const struct server *sv, struct client *c, const struct request
         if (what & 1u << i) client_say(c, park ? "[park] %s released" : "[unpark] %s restored", name[i]);
     if (r->json) {
         json_t *j = reply_to(r, park ? "park" : "unpark");
-        json_object_update(j, models_json(sv));
+        join(j, models_json(sv));
         if (c)
             client_json(c, j);
         else
@@ -213,28 +218,35 @@ static void drop_streams(struct server *sv)
     }
 }
 
+unsigned serve_parts(const struct server *sv)
+{
+    return sv->set->m.drafter_path ? REQUEST_TARGET | REQUEST_DRAFT : REQUEST_TARGET;
+}
+
+int serve_park(struct server *sv, unsigned what, bool park, struct err *e)
+{
+    drop_streams(sv);
+    serve_close_engine(sv);
+    if (park) models_park(&sv->set->m, what);
+    int rc = park ? 0 : models_unpark(&sv->set->m, sv->cli, what, e);
+    if (rc) models_park(&sv->set->m, what);
+    if (rc == 0) sv->parked = park ? sv->parked | what : sv->parked & ~what;
+    if (!(sv->parked & REQUEST_TARGET) && serve_open_engine(sv, e)) {
+        /* Not even what was there before fits any more: then nothing is there. */
+        models_park(&sv->set->m, serve_parts(sv));
+        sv->parked = serve_parts(sv);
+        rc = -1;
+    }
+    return rc;
+}
+
 static void do_parts(struct server *sv, struct client *c, const struct request *r)
 {
     struct err e = {0};
     const bool park = r->kind == REQUEST_PARK;
-    const unsigned has = sv->set->m.drafter_path ? REQUEST_TARGET | REQUEST_DRAFT : REQUEST_TARGET,
-                   changes = r->what & has & (park ? ~sv->parked : sv->parked);
+    const unsigned changes = r->what & serve_parts(sv) & (park ? ~sv->parked : sv->parked);
     if (!changes) return told(sv, c, r, 0, park);
-    drop_streams(sv);
-    serve_close_engine(sv);
-    if (park) models_park(&sv->set->m, changes);
-    int rc = park ? 0 : models_unpark(&sv->set->m, sv->cli, changes, &e);
-    if (rc && !park) models_park(&sv->set->m, changes);
-    if (rc == 0) sv->parked = park ? sv->parked | changes : sv->parked & ~changes;
-    struct err own = {0};
-    if (!(sv->parked & REQUEST_TARGET) && serve_open_engine(sv, &own)) {
-        /* Not even what was there before fits any more: then nothing is there. */
-        models_park(&sv->set->m, has);
-        sv->parked = has;
-        rc = -1;
-        if (!e.code) e = own;
-    }
-    if (rc)
+    if (serve_park(sv, changes, park, &e))
         reply_error(c, r, "model_parked", e.msg);
     else
         told(sv, c, r, changes, park);
@@ -313,7 +325,6 @@ static bool answer(struct client *c, struct line *l)
     case REQUEST_FREE: free_slot(c, r); break;
     case REQUEST_LIST: list_slots(c, r); break;
     case REQUEST_FREE_DRAFTER: told(c->sv, c, r, 0, true); break;
-    case REQUEST_COMPRESS: reply_error(c, r, "adapter_unavailable", "compress is not there yet"); break;
     case REQUEST_QUIT: c->sv->quits = true; break;
     case REQUEST_PARK:
     case REQUEST_UNPARK:
@@ -345,7 +356,7 @@ bool line_next(struct client *c)
     if (!l || c->job || c->gone || waits_already(c)) return false;
     const enum request_kind k = l->r.kind;
     if (k == REQUEST_QUIT && has_jobs(c)) return false; /* behind the lines before it, those of JSON too */
-    if (k == REQUEST_PROMPT || k == REQUEST_RESTORE || k == REQUEST_GENERATE) {
+    if (k == REQUEST_PROMPT || k == REQUEST_RESTORE || k == REQUEST_GENERATE || k == REQUEST_COMPRESS) {
         if (k == REQUEST_GENERATE || (c->tokens.fd >= 0 && !c->tokens.dead)) {
             c->job = job_new(c, &l->r, k == REQUEST_GENERATE ? JOB_FILE : JOB_STREAM);
             if (!c->job) reply_error(c, &l->r, "no_memory", "");

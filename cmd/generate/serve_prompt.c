@@ -22,10 +22,10 @@ static int counted(const char *path, int32_t *ids, size_t *n, struct err *e)
     return 0;
 }
 
-static int read_file(struct job *j, struct err *e)
+static int read_file(struct job *j, struct server *sv, struct err *e)
 {
     size_t n = 0;
-    const int fd = path_open(j->c->sv, j->r.path, e);
+    const int fd = path_open(sv, j->r.path, e);
     if (fd < 0) return -1;
     int rc = io_read_tokens(fd, j->r.path, &j->prompt, &n, e);
     close(fd);
@@ -36,10 +36,10 @@ static int read_file(struct job *j, struct err *e)
     return rc;
 }
 
-static const char *read_prompt(struct job *j, struct err *e)
+const char *prompt_read(struct job *j, struct server *sv, struct err *e)
 {
     if (j->r.path) {
-        const int rc = read_file(j, e);
+        const int rc = read_file(j, sv, e);
         if (rc)
             return e->code == ERR_USAGE ? "bad_args" : e->code == ERR_FORMAT ? "bad_prompt" : "empty_prompt";
     } else {
@@ -50,7 +50,13 @@ static const char *read_prompt(struct job *j, struct err *e)
         j->prompt = j->r.ids, j->r.ids = NULL;
         j->n_prompt = (int32_t)j->r.n_ids;
     }
-    if (!j->n_prompt && !j->r.append) return "empty_prompt";
+    return !j->n_prompt && !j->r.append ? "empty_prompt" : NULL;
+}
+
+static const char *read_prompt(struct job *j, struct err *e)
+{
+    const char *code = prompt_read(j, j->c->sv, e);
+    if (code) return code;
     return models_check_ids(&j->c->sv->set->m, "the prompt", j->prompt, (size_t)j->n_prompt, e) ? "bad_prompt"
                                                                                                 : NULL;
 }
@@ -71,6 +77,7 @@ static const char *open_state(struct job *j, struct state **st, struct state_inf
     const struct desc *drafters[PLAN_SOURCES];
     if (state_check(*st, m->target->d, drafters, models_drafters(m, drafters), &sv->o, e))
         return e->code == ERR_USAGE ? "context_overflow" : "invalid_snapshot_slot";
+    models_left_out(sv->cli, info);
     return NULL;
 }
 

@@ -6,10 +6,9 @@
 #include <string.h>
 
 #include "../../common/base/mem.h"
-#include "../../common/token/frames.h"
 
 void compress_check_flags(const struct compress_flags *f, const char *state_path, const char *others,
-                          const struct cli *c)
+                          bool pool, const struct cli *c)
 {
     const char *alone = f->scorer ? "--scorer" : f->kept_path ? "--kept" : NULL;
     if (alone && !cli_given(c, "--compress")) cli_usage_error(c, "%s needs --compress KEEP", alone);
@@ -17,6 +16,7 @@ void compress_check_flags(const struct compress_flags *f, const char *state_path
     if (state_path)
         cli_usage_error(c, "--compress: a whole prompt is compressed (expected no --state, got %s)",
                         state_path);
+    if (pool) cli_usage_error(c, "--compress: no pool holds a compressed prompt (expected no --pool)");
     if (others)
         cli_usage_error(c, "--compress: tokens are left out (expected no %s, which is of them all)", others);
 }
@@ -55,30 +55,20 @@ static int open_scorer(struct compress *x, const struct models *m, struct err *e
     return 0;
 }
 
-static int find_frames(struct compress *x, const struct models *m, const struct cli *c, const int32_t *ids,
-                       int32_t n, struct err *e)
-{
-    struct tokenizer *t;
-    if (!m->target->d->has_tokenizer) {
-        cli_detail(c, "the target's file has no tokenizer: chat frames and tools are not looked for");
-        return 0;
-    }
-    if (tok_open(&t, m->target->file, e)) return err_prefix(e, "--compress: frames of a chat");
-    const int rc = frames_find(t, ids, (size_t)n, x->stays, e);
-    tok_close(t);
-    return rc;
-}
-
 int compress_inputs(struct compress *x, const struct models *m, const struct cli *c, const int32_t *ids,
                     int32_t n, struct err *e)
 {
     if (session_gaps_check(m->target->d, e) || open_scorer(x, m, e)) return -1;
     x->gaps.keep = x->f->keep;
     x->gaps.n_text = n;
-    x->budget = compress_budget((double)x->f->keep, n);
+    x->budget = compress_budget(x->f->keep, n);
     x->stays = mem_calloc((size_t)n, sizeof *x->stays);
     if (!x->stays) return err_set(e, ERR_IO, "out of memory (%d tokens)", n);
-    return find_frames(x, m, c, ids, n, e) || compress_protect(x->stays, n, x->budget, e) ? -1 : 0;
+    if (!m->target->d->has_tokenizer)
+        cli_detail(c, "the target's file has no tokenizer: chat frames and tools are not looked for");
+    if (compress_frames(m->target, ids, n, x->stays, e) || compress_protect(x->stays, n, x->budget, e))
+        return err_prefix(e, "--compress");
+    return 0;
 }
 
 int compress_run(struct compress *x, const struct models *m, const struct cli *c, const int32_t *ids,

@@ -42,7 +42,7 @@ struct compress {
 /* A usage error: flags that do not go with each other. others: what else was given that wants every row of
  * the prompt, NULL: nothing. */
 void compress_check_flags(const struct compress_flags *f, const char *state_path, const char *others,
-                          const struct cli *c);
+                          bool pool, const struct cli *c);
 /* Behind models_open's descriptions, before weights: open the scorer, see what must stay of ids [n]. */
 int compress_inputs(struct compress *x, const struct models *m, const struct cli *c, const int32_t *ids,
                     int32_t n, struct err *e);

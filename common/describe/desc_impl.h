@@ -78,6 +78,13 @@ int desc_windows(struct desc_reader *r);
 
 extern const char *const *const desc_qwen35_keys, *const desc_qwen35moe_keys[];
 int desc_qwen35_rope(struct desc_reader *r);
+/* Heads of layer i, which has attention: keys agree with the shapes. */
+int desc_qwen35_heads(struct desc_reader *r, int32_t i);
+/* Experts, and the one that all rows share. */
+int desc_qwen35_experts(struct desc_reader *r);
+struct desc_expect;
+/* Every tensor of the table before, then those of the blocks. */
+int desc_qwen35_expect(struct desc_reader *r, const struct desc_expect *before);
 /* Does the file hold an MTP block and no target? */
 bool desc_mtp_apart(const struct gguf *g, struct gguf_str arch);
 /* Does it hold one? */
@@ -150,7 +157,9 @@ struct desc_expect {
 };
 /* Check every tensor of the table (ends with name NULL): there, and of that shape. */
 int desc_expect_all(struct desc_reader *r, const struct desc_expect *table);
-/* The tables' common beginnings: what every block with attention and with a dense SwiGLU has. */
+/* The same of a Qwen block's feed-forward: dense, or experts, and the one that all rows share. */
+int desc_expect_ff(struct desc_reader *r);
+/* What the tables of targets begin with. */
 #define DESC_EXPECT_ENDS                                                                                     \
     {"token_embd.weight", {NE_EMBD, NE_VOCAB}, 0}, {"output_norm.weight", {NE_EMBD}, 0},                     \
     {                                                                                                        \

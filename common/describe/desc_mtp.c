@@ -13,26 +13,6 @@ static const struct desc_expect tensors[] = {
     {"blk.%d.nextn.eh_proj.weight", {NE_EMBD2, NE_EMBD}, 0},
     {"blk.%d.nextn.enorm.weight", {NE_EMBD}, 0},
     {"blk.%d.nextn.hnorm.weight", {NE_EMBD}, 0},
-    {"blk.%d.attn_norm.weight", {NE_EMBD}, 0},
-    {"blk.%d.attn_q.weight", {NE_EMBD, NE_Q2}, 0},
-    {"blk.%d.attn_k.weight", {NE_EMBD, NE_KV}, 0},
-    {"blk.%d.attn_v.weight", {NE_EMBD, NE_KV}, 0},
-    {"blk.%d.attn_output.weight", {NE_Q, NE_EMBD}, 0},
-    {"blk.%d.attn_q_norm.weight", {NE_HEAD}, 0},
-    {"blk.%d.attn_k_norm.weight", {NE_HEAD}, 0},
-    {"blk.%d.post_attention_norm.weight", {NE_EMBD}, 0},
-    {"blk.%d.ffn_gate.weight", {NE_EMBD, NE_FF}, ON_DENSE},
-    {"blk.%d.ffn_up.weight", {NE_EMBD, NE_FF}, ON_DENSE},
-    {"blk.%d.ffn_down.weight", {NE_FF, NE_EMBD}, ON_DENSE},
-    {"blk.%d.ffn_gate_inp.weight", {NE_EMBD, NE_EXP}, ON_MOE},
-    {"blk.%d.ffn_gate_exps.weight", {NE_EMBD, NE_FFX, NE_EXP}, ON_MOE | ON_SPLIT},
-    {"blk.%d.ffn_up_exps.weight", {NE_EMBD, NE_FFX, NE_EXP}, ON_MOE | ON_SPLIT},
-    {"blk.%d.ffn_gate_up_exps.weight", {NE_EMBD, NE_FFX2, NE_EXP}, ON_MOE | ON_FUSED},
-    {"blk.%d.ffn_down_exps.weight", {NE_FFX, NE_EMBD, NE_EXP}, ON_MOE},
-    {"blk.%d.ffn_gate_inp_shexp.weight", {NE_EMBD}, ON_SHARED},
-    {"blk.%d.ffn_gate_shexp.weight", {NE_EMBD, NE_FFS}, ON_SHARED},
-    {"blk.%d.ffn_up_shexp.weight", {NE_EMBD, NE_FFS}, ON_SHARED},
-    {"blk.%d.ffn_down_shexp.weight", {NE_FFS, NE_EMBD}, ON_SHARED},
     {0},
 };
 
@@ -125,7 +105,7 @@ static int read_ends(struct desc_reader *r)
 static int read_block(struct desc_reader *r)
 {
     struct desc *d = r->d;
-    char name[64], q[64], k[64], norm[64];
+    char name[64];
     int32_t nextn = 0;
     if (desc_need_i32(r, "block_count", 2, DESC_MAX_LAYERS, &d->n_layer) ||
         desc_need_i32(r, "nextn_predict_layers", 1, d->n_layer - 1, &nextn) ||
@@ -143,16 +123,8 @@ static int read_block(struct desc_reader *r)
     d->gated_attention = true;
     leave_target(r, d->first_block);
     snprintf(name, sizeof name, "blk.%d.nextn.hnorm.weight", d->first_block);
-    snprintf(q, sizeof q, "blk.%d.attn_q.weight", d->first_block);
-    snprintf(k, sizeof k, "blk.%d.attn_k.weight", d->first_block);
-    snprintf(norm, sizeof norm, "blk.%d.attn_q_norm.weight", d->first_block);
-    const struct desc_layer *y = d->layer;
     return desc_dim(r, name, 0, &d->n_embd) || desc_agree_i32(r, "embedding_length", d->n_embd, name) ||
-                   desc_layer_heads(r, 0, 2, 0) || desc_agree_i32(r, "attention.head_count", y->n_head, q) ||
-                   desc_agree_i32(r, "attention.head_count_kv", y->n_head_kv, k) ||
-                   desc_agree_i32(r, "attention.key_length", y->head_dim, norm) ||
-                   desc_agree_i32(r, "attention.value_length", y->head_dim, norm) || desc_qwen35_rope(r) ||
-                   read_ends(r)
+                   desc_qwen35_heads(r, 0) || desc_qwen35_rope(r) || read_ends(r)
                ? -1
                : 0;
 }
@@ -173,19 +145,12 @@ static int read_any(struct desc_reader *r, const char *const *known)
 
 static int read_dense(struct desc_reader *r)
 {
-    return read_any(r, desc_qwen35_keys) || desc_dense(r) ? -1 : desc_expect_all(r, tensors);
+    return read_any(r, desc_qwen35_keys) || desc_dense(r) ? -1 : desc_qwen35_expect(r, tensors);
 }
 
 static int read_moe(struct desc_reader *r)
 {
-    struct desc *d = r->d;
-    char shared[64];
-    if (read_any(r, desc_qwen35moe_keys)) return -1;
-    snprintf(shared, sizeof shared, "blk.%d.ffn_gate_shexp.weight", d->first_block);
-    if (desc_experts(r) || desc_dim(r, shared, 1, &d->n_ff_shexp) ||
-        desc_agree_i32(r, "expert_shared_feed_forward_length", d->n_ff_shexp, shared))
-        return -1;
-    return desc_expect_all(r, tensors);
+    return read_any(r, desc_qwen35moe_keys) || desc_qwen35_experts(r) ? -1 : desc_qwen35_expect(r, tensors);
 }
 
 const struct desc_family desc_qwen35_mtp = {"qwen35", DESC_QWEN35_MTP, read_dense};

@@ -1,7 +1,7 @@
 /* desc_qwen3.c - Qwen3 targets, dense and mixture of experts: head norms, NEOX rope, no biases. */
 #include "desc_impl.h"
 
-static const struct desc_expect dense[] = {
+static const struct desc_expect tensors[] = {
     DESC_EXPECT_ENDS,
     {"blk.%d.attn_norm.weight", {NE_EMBD}, 0},
     {"blk.%d.attn_q.weight", {NE_EMBD, NE_Q}, 0},
@@ -11,14 +11,6 @@ static const struct desc_expect dense[] = {
     {"blk.%d.attn_q_norm.weight", {NE_HEAD}, 0},
     {"blk.%d.attn_k_norm.weight", {NE_HEAD}, 0},
     {"blk.%d.ffn_norm.weight", {NE_EMBD}, 0},
-    {"blk.%d.ffn_gate.weight", {NE_EMBD, NE_FF}, ON_DENSE},
-    {"blk.%d.ffn_up.weight", {NE_EMBD, NE_FF}, ON_DENSE},
-    {"blk.%d.ffn_down.weight", {NE_FF, NE_EMBD}, ON_DENSE},
-    {"blk.%d.ffn_gate_inp.weight", {NE_EMBD, NE_EXP}, ON_MOE},
-    {"blk.%d.ffn_gate_exps.weight", {NE_EMBD, NE_FFX, NE_EXP}, ON_MOE | ON_SPLIT},
-    {"blk.%d.ffn_up_exps.weight", {NE_EMBD, NE_FFX, NE_EXP}, ON_MOE | ON_SPLIT},
-    {"blk.%d.ffn_gate_up_exps.weight", {NE_EMBD, NE_FFX2, NE_EXP}, ON_MOE | ON_FUSED},
-    {"blk.%d.ffn_down_exps.weight", {NE_FFX, NE_EMBD, NE_EXP}, ON_MOE},
     {0},
 };
 
@@ -29,18 +21,18 @@ static const char *const experts[] = {"expert_count", "expert_used_count", "expe
 static int read_qwen3(struct desc_reader *r)
 {
     if (desc_known_keys(r, desc_stack_keys, windows) || desc_base(r, true) || desc_heads(r) ||
-        desc_dense(r) || desc_rope_plain(r) || desc_windows(r))
+        desc_dense(r) || desc_rope_plain(r) || desc_windows(r) || desc_expect_all(r, tensors))
         return -1;
-    return desc_expect_all(r, dense);
+    return desc_expect_ff(r);
 }
 
 /* feed_forward_length is that of dense layers, of which there are none: it says nothing. */
 static int read_qwen3moe(struct desc_reader *r)
 {
     if (desc_known_keys(r, desc_stack_keys, experts) || desc_base(r, true) || desc_heads(r) ||
-        desc_experts(r) || desc_rope_plain(r))
+        desc_experts(r) || desc_rope_plain(r) || desc_expect_all(r, tensors))
         return -1;
-    return desc_expect_all(r, dense);
+    return desc_expect_ff(r);
 }
 
 const struct desc_family desc_qwen3 = {"qwen3", DESC_QWEN3, read_qwen3};

@@ -4,8 +4,8 @@
 #include <string.h>
 #include "desc_impl.h"
 
-static const struct desc_expect tensors[] = {
-    DESC_EXPECT_ENDS,
+static const struct desc_expect ends[] = {DESC_EXPECT_ENDS, {0}};
+static const struct desc_expect block[] = {
     {"blk.%d.attn_norm.weight", {NE_EMBD}, 0},
     {"blk.%d.attn_q.weight", {NE_EMBD, NE_Q2}, ON_ATTENTION},
     {"blk.%d.attn_k.weight", {NE_EMBD, NE_KV}, ON_ATTENTION},
@@ -23,20 +23,13 @@ static const struct desc_expect tensors[] = {
     {"blk.%d.ssm_norm.weight", {NE_D_V}, ON_RECURRENT},
     {"blk.%d.ssm_out.weight", {NE_VALUE, NE_EMBD}, ON_RECURRENT},
     {"blk.%d.post_attention_norm.weight", {NE_EMBD}, 0},
-    {"blk.%d.ffn_gate.weight", {NE_EMBD, NE_FF}, ON_DENSE},
-    {"blk.%d.ffn_up.weight", {NE_EMBD, NE_FF}, ON_DENSE},
-    {"blk.%d.ffn_down.weight", {NE_FF, NE_EMBD}, ON_DENSE},
-    {"blk.%d.ffn_gate_inp.weight", {NE_EMBD, NE_EXP}, ON_MOE},
-    {"blk.%d.ffn_gate_exps.weight", {NE_EMBD, NE_FFX, NE_EXP}, ON_MOE | ON_SPLIT},
-    {"blk.%d.ffn_up_exps.weight", {NE_EMBD, NE_FFX, NE_EXP}, ON_MOE | ON_SPLIT},
-    {"blk.%d.ffn_gate_up_exps.weight", {NE_EMBD, NE_FFX2, NE_EXP}, ON_MOE | ON_FUSED},
-    {"blk.%d.ffn_down_exps.weight", {NE_FFX, NE_EMBD, NE_EXP}, ON_MOE},
-    {"blk.%d.ffn_gate_inp_shexp.weight", {NE_EMBD}, ON_SHARED},
-    {"blk.%d.ffn_gate_shexp.weight", {NE_EMBD, NE_FFS}, ON_SHARED},
-    {"blk.%d.ffn_up_shexp.weight", {NE_EMBD, NE_FFS}, ON_SHARED},
-    {"blk.%d.ffn_down_shexp.weight", {NE_FFS, NE_EMBD}, ON_SHARED},
     {0},
 };
+
+int desc_qwen35_expect(struct desc_reader *r, const struct desc_expect *before)
+{
+    return desc_expect_all(r, before) || desc_expect_all(r, block) || desc_expect_ff(r) ? -1 : 0;
+}
 
 /* The first N_EXPERT_KEYS are of the family with experts alone. */
 enum { N_EXPERT_KEYS = 5 };
@@ -94,27 +87,32 @@ static int read_kinds(struct desc_reader *r)
     return any ? 0 : desc_fail(r, "no layer has attention (expected some of the %d)", d->n_layer);
 }
 
+int desc_qwen35_heads(struct desc_reader *r, int32_t i)
+{
+    const struct desc_layer *y = &r->d->layer[i];
+    const int32_t n = r->d->first_block + i;
+    char q[64], k[64], norm[64];
+    snprintf(q, sizeof q, "blk.%d.attn_q.weight", n);
+    snprintf(k, sizeof k, "blk.%d.attn_k.weight", n);
+    snprintf(norm, sizeof norm, "blk.%d.attn_q_norm.weight", n);
+    return desc_layer_heads(r, i, 2, 0) || desc_agree_i32(r, "attention.head_count", y->n_head, q) ||
+                   desc_agree_i32(r, "attention.head_count_kv", y->n_head_kv, k) ||
+                   desc_agree_i32(r, "attention.key_length", y->head_dim, norm) ||
+                   desc_agree_i32(r, "attention.value_length", y->head_dim, norm)
+               ? -1
+               : 0;
+}
+
 static int read_heads(struct desc_reader *r)
 {
     struct desc *d = r->d;
     int32_t heads, heads_kv;
-    char q[48], k[48], norm[48];
     if (desc_need_i32(r, "attention.head_count", 1, INT32_MAX, &heads) ||
         desc_need_i32(r, "attention.head_count_kv", 1, INT32_MAX, &heads_kv))
         return -1;
     d->gated_attention = true;
-    for (int32_t i = 0; i < d->n_layer; i++) {
-        const struct desc_layer *y = &d->layer[i];
-        if (y->recurrent) continue;
-        snprintf(q, sizeof q, "blk.%d.attn_q.weight", i);
-        snprintf(k, sizeof k, "blk.%d.attn_k.weight", i);
-        snprintf(norm, sizeof norm, "blk.%d.attn_q_norm.weight", i);
-        if (desc_layer_heads(r, i, 2, 0) || desc_agree_i32(r, "attention.head_count", y->n_head, q) ||
-            desc_agree_i32(r, "attention.head_count_kv", y->n_head_kv, k) ||
-            desc_agree_i32(r, "attention.key_length", y->head_dim, norm) ||
-            desc_agree_i32(r, "attention.value_length", y->head_dim, norm))
-            return -1;
-    }
+    for (int32_t i = 0; i < d->n_layer; i++)
+        if (!d->layer[i].recurrent && desc_qwen35_heads(r, i)) return -1;
     return 0;
 }
 
@@ -169,6 +167,17 @@ int desc_qwen35_rope(struct desc_reader *r)
     return 0;
 }
 
+int desc_qwen35_experts(struct desc_reader *r)
+{
+    struct desc *d = r->d;
+    char shared[64];
+    snprintf(shared, sizeof shared, "blk.%d.ffn_gate_shexp.weight", d->first_block);
+    return desc_experts(r) || desc_dim(r, shared, 1, &d->n_ff_shexp) ||
+                   desc_agree_i32(r, "expert_shared_feed_forward_length", d->n_ff_shexp, shared)
+               ? -1
+               : 0;
+}
+
 static int read_trunk(struct desc_reader *r, const char *const *known)
 {
     return desc_known_keys(r, desc_stack_keys, known) || desc_base(r, true) || read_kinds(r) ||
@@ -179,19 +188,13 @@ static int read_trunk(struct desc_reader *r, const char *const *known)
 
 static int read_qwen35(struct desc_reader *r)
 {
-    if (read_trunk(r, desc_qwen35_keys) || desc_dense(r)) return -1;
-    return desc_expect_all(r, tensors);
+    return read_trunk(r, desc_qwen35_keys) || desc_dense(r) ? -1 : desc_qwen35_expect(r, ends);
 }
 
 /* feed_forward_length is that of dense layers, of which there are none: it says nothing. */
 static int read_qwen35moe(struct desc_reader *r)
 {
-    struct desc *d = r->d;
-    const char *shared = "blk.0.ffn_gate_shexp.weight";
-    if (read_trunk(r, desc_qwen35moe_keys) || desc_experts(r) || desc_dim(r, shared, 1, &d->n_ff_shexp) ||
-        desc_agree_i32(r, "expert_shared_feed_forward_length", d->n_ff_shexp, shared))
-        return -1;
-    return desc_expect_all(r, tensors);
+    return read_trunk(r, desc_qwen35moe_keys) || desc_qwen35_experts(r) ? -1 : desc_qwen35_expect(r, ends);
 }
 
 const struct desc_family desc_qwen35 = {"qwen35", DESC_QWEN35, read_qwen35};

@@ -251,3 +251,24 @@ int desc_expect_all(struct desc_reader *r, const struct desc_expect *table)
     }
     return 0;
 }
+
+static const struct desc_expect ff[] = {
+    {"blk.%d.ffn_gate.weight", {NE_EMBD, NE_FF}, ON_DENSE},
+    {"blk.%d.ffn_up.weight", {NE_EMBD, NE_FF}, ON_DENSE},
+    {"blk.%d.ffn_down.weight", {NE_FF, NE_EMBD}, ON_DENSE},
+    {"blk.%d.ffn_gate_inp.weight", {NE_EMBD, NE_EXP}, ON_MOE},
+    {"blk.%d.ffn_gate_exps.weight", {NE_EMBD, NE_FFX, NE_EXP}, ON_MOE | ON_SPLIT},
+    {"blk.%d.ffn_up_exps.weight", {NE_EMBD, NE_FFX, NE_EXP}, ON_MOE | ON_SPLIT},
+    {"blk.%d.ffn_gate_up_exps.weight", {NE_EMBD, NE_FFX2, NE_EXP}, ON_MOE | ON_FUSED},
+    {"blk.%d.ffn_down_exps.weight", {NE_FFX, NE_EMBD, NE_EXP}, ON_MOE},
+    {"blk.%d.ffn_gate_inp_shexp.weight", {NE_EMBD}, ON_SHARED},
+    {"blk.%d.ffn_gate_shexp.weight", {NE_EMBD, NE_FFS}, ON_SHARED},
+    {"blk.%d.ffn_up_shexp.weight", {NE_EMBD, NE_FFS}, ON_SHARED},
+    {"blk.%d.ffn_down_shexp.weight", {NE_FFS, NE_EMBD}, ON_SHARED},
+    {0},
+};
+
+int desc_expect_ff(struct desc_reader *r)
+{
+    return desc_expect_all(r, ff);
+}

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "../base/mem.h"
+#include "../token/frames.h"
 #include "session_impl.h"
 
 /* Can the attention of layer i be asked for? A ring of a sliding layer holds its window alone. */
@@ -44,21 +45,48 @@ static bool ends_text(const struct desc *d, int32_t id)
     return false;
 }
 
-/* Tokens that the scorer would write behind the prompt, greedily, up to one that ends the text. */
-static int look_ahead(struct session *s, struct err *e)
+/* Passes end where those of a whole prompt do. */
+static int score_pass(struct compress_scores *x, struct err *e)
+{
+    const struct session *s = x->s;
+    const int32_t pos = s->n_past, chunk = s->o.chunk;
+    const int64_t whole = (int64_t)pos - pos % chunk + session_pass_rows(&s->o, s->op);
+    return session_prefill(x->s, x->ids + pos, (whole < x->n ? whole : x->n) - pos, NULL, NULL, e);
+}
+
+/* A token that the scorer would write behind the prompt, greedily, up to one that ends the text. */
+static int look_ahead(struct compress_scores *x, struct err *e)
 {
     const struct kn_sampler greedy = {.top_p = 1, .repeat_penalty = 1};
-    for (int32_t i = 0, id; i < COMPRESS_AHEAD; i++) {
-        if (session_pick(s, &greedy, 1, &id, e)) return -1;
-        if (ends_text(s->target->d, id)) return 0;
-        if (session_prefill(s, &id, 1, NULL, NULL, e)) return -1;
-    }
+    int32_t id;
+    if (session_pick(x->s, &greedy, 1, &id, e)) return -1;
+    x->done = ends_text(x->s->target->d, id);
+    if (!x->done && session_prefill(x->s, &id, 1, NULL, NULL, e)) return -1;
+    x->done |= ++x->ahead == COMPRESS_AHEAD;
     return 0;
 }
 
-/* The mean over the queries: rows are added in their order. */
-static int take_scores(struct session *s, const struct pass_seen *x, float *score, struct err *e)
+int compress_scores_begin(struct compress_scores *x, struct model *m, const int32_t *ids, int32_t n,
+                          int32_t chunk, struct err *e)
 {
+    const struct session_options own = {.ctx = n + COMPRESS_AHEAD, .chunk = chunk, .kv = {KN_F16, KN_F16}};
+    *x = (struct compress_scores){.ids = ids, .n = n};
+    if (compress_check(m, e) || session_new(&x->s, m, NULL, &own, e)) return -1;
+    if (new_seen(&x->seen, x->s, n, e)) return -1;
+    x->s->seen = &x->seen;
+    return 0;
+}
+
+int compress_scores_step(struct compress_scores *x, struct err *e)
+{
+    return x->s->n_past < x->n ? score_pass(x, e) : look_ahead(x, e);
+}
+
+/* The mean over the queries: rows are added in their order. */
+int compress_scores_end(struct compress_scores *c, float *score, struct err *e)
+{
+    const struct session *s = c->s;
+    const struct pass_seen *x = &c->seen;
     const int32_t n = x->n_keys, rows = s->n_past - x->from;
     float *row = mem_alloc((size_t)n * sizeof *row);
     double *sum = mem_calloc((size_t)n, sizeof *sum);
@@ -78,34 +106,46 @@ static int take_scores(struct session *s, const struct pass_seen *x, float *scor
     return rc;
 }
 
+void compress_scores_free(struct compress_scores *x)
+{
+    if (!x->s) return;
+    x->s->op->free(x->s->be, x->seen.scratch);
+    x->s->op->free(x->s->be, x->seen.out);
+    session_free(x->s);
+    *x = (struct compress_scores){0};
+}
+
 int compress_score(struct model *m, const int32_t *ids, int32_t n, const struct session_options *o,
                    float *score, struct err *e)
 {
-    const struct session_options own = {.ctx = n + COMPRESS_AHEAD,
-                                        .chunk = o->chunk,
-                                        .kv = {KN_F16, KN_F16},
-                                        .progress = o->progress,
-                                        .progress_ctx = o->progress_ctx};
-    struct pass_seen x = {0};
-    struct session *s;
-    if (compress_check(m, e) || session_new(&s, m, NULL, &own, e)) return -1;
-    int rc = new_seen(&x, s, n, e);
-    s->seen = &x;
-    if (rc == 0) rc = session_prefill(s, ids, n, NULL, NULL, e);
-    if (rc == 0) rc = look_ahead(s, e);
-    if (rc == 0) rc = take_scores(s, &x, score, e);
-    s->op->free(s->be, x.scratch);
-    s->op->free(s->be, x.out);
-    session_free(s);
+    struct compress_scores x;
+    int rc = compress_scores_begin(&x, m, ids, n, o->chunk, e);
+    while (rc == 0 && !x.done) {
+        rc = compress_scores_step(&x, e);
+        if (rc == 0 && o->progress && !x.ahead) o->progress(o->progress_ctx, x.s->n_past, n);
+    }
+    if (rc == 0) rc = compress_scores_end(&x, score, e);
+    compress_scores_free(&x);
     return rc;
 }
 
 /* ---- choosing ---- */
 
-int32_t compress_budget(double keep, int32_t n)
+int compress_frames(const struct model *m, const int32_t *ids, int32_t n, bool *stays, struct err *e)
 {
-    const double all = ceil(keep * n);
-    return all < 1 ? 1 : all > n ? n : (int32_t)all;
+    struct tokenizer *t;
+    if (!m->d->has_tokenizer) return 0;
+    if (tok_open(&t, m->file, e)) return err_prefix(e, "frames of a chat");
+    const int rc = frames_find(t, ids, (size_t)n, stays, e);
+    tok_close(t);
+    return rc;
+}
+
+/* The float of 0.3 is a little above it, and of 800 tokens 240 are wanted. */
+int32_t compress_budget(float keep, int32_t n)
+{
+    const double all = keep < 1 ? ceil((double)keep * (1 - 0x1p-24) * n) : n;
+    return all < 1 ? 1 : (int32_t)all;
 }
 
 int compress_protect(bool *stays, int32_t n, int32_t budget, struct err *e)
@@ -118,11 +158,10 @@ int compress_protect(bool *stays, int32_t n, int32_t budget, struct err *e)
     }
     const int32_t least = all + COMPRESS_BLOCK < n ? all + COMPRESS_BLOCK : n;
     if (budget >= least) return 0;
-    err_set(
-        e, ERR_USAGE,
-        "--compress: the budget of %d of %d tokens is too small for what must stay (expected at least %d: "
-        "%d of chat frames and tools, the first %d, the last %d, and a block of %d)",
-        budget, n, least, named, COMPRESS_BLOCK, COMPRESS_TAIL, COMPRESS_BLOCK);
+    err_set(e, ERR_USAGE,
+            "the budget of %d of %d tokens is too small for what must stay (expected at least %d: "
+            "%d of chat frames and tools, the first %d, the last %d, and a block of %d)",
+            budget, n, least, named, COMPRESS_BLOCK, COMPRESS_TAIL, COMPRESS_BLOCK);
     return err_hint(e, "--compress %.4g would do", ceil(1e4 * least / n) / 1e4);
 }
 

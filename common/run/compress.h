@@ -23,9 +23,26 @@ int compress_check(const struct model *m, struct err *e);
  * progress_ctx of o alone count. Errors: those of compress_check, session_new and session_prefill. */
 int compress_score(struct model *m, const int32_t *ids, int32_t n, const struct session_options *o,
                    float *score, struct err *e);
+/* The same in turns: a step is a pass of the prompt, or a token behind it; when done is set, the scores. ids
+ * are borrowed. Whatever fails, compress_scores_free; a zeroed struct is legal there. */
+struct compress_scores {
+    struct session *s;
+    struct pass_seen seen;
+    const int32_t *ids; /* [n] */
+    int32_t n, ahead;   /* ahead: tokens behind the prompt */
+    bool done;
+};
+int compress_scores_begin(struct compress_scores *x, struct model *m, const int32_t *ids, int32_t n,
+                          int32_t chunk, struct err *e);
+int compress_scores_step(struct compress_scores *x, struct err *e);
+int compress_scores_end(struct compress_scores *x, float *score, struct err *e);
+void compress_scores_free(struct compress_scores *x);
 
-/* Tokens that KEEP of n are: rounded up. */
-int32_t compress_budget(double keep, int32_t n);
+/* Of ids [n], stays [n] is set for what a chat or its tools may not lose (frames.h), by the tokenizer in m's
+ * file; without one nothing is. */
+int compress_frames(const struct model *m, const int32_t *ids, int32_t n, bool *stays, struct err *e);
+/* Tokens that KEEP of n are: rounded up, of the number that keep was before it became a float. */
+int32_t compress_budget(float keep, int32_t n);
 /* Of n tokens, stays [n] those that are not to be left out; the first block's and the last COMPRESS_TAIL are
  * added. ERR_USAGE, with the numbers: they leave not even a block of the budget to what is scored. */
 int compress_protect(bool *stays, int32_t n, int32_t budget, struct err *e);

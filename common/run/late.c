@@ -27,7 +27,7 @@ int late_keep(struct session *s, const struct session_source *by, const struct l
     return rc ? model_failed(s->target, "keep", rc, e) : 0;
 }
 
-int session_clear_anchor(struct session *s, struct err *e)
+static int clear_anchor(struct session *s, struct err *e)
 {
     const size_t n = (size_t)s->target->d->n_vocab * sizeof(float);
     float *zero = mem_calloc(1, n);
@@ -35,6 +35,36 @@ int session_clear_anchor(struct session *s, struct err *e)
     int rc = s->op->upload(s->be, s->g->logits, zero, n);
     mem_free(zero);
     return rc ? model_failed(s->target, "upload", rc, e) : 0;
+}
+
+int late_propose(struct session *s, struct session_source *by, struct work *w, const struct kn_kv *kv,
+                 late_step *step, bool all_rows, struct err *e)
+{
+    const int32_t n = by->block - 1, n_vocab = s->target->d->n_vocab;
+    if (all_rows && clear_anchor(s, e)) return -1;
+    for (int32_t i = 0; i < n; i++) {
+        float *logits = s->g->logits + (int64_t)(i + all_rows) * n_vocab;
+        const struct pass p = {.w = w,
+                               .kv = kv,
+                               .n = 1,
+                               .first_pos = s->n_past,
+                               .ids = i ? s->d->ids + i : s->d->block,
+                               .pos = s->d->pos,
+                               .origin = s->origin,
+                               .visible_from = s->o.draft_window ? &s->d->first : NULL};
+        const struct kn_pick pick = {.logits = logits,
+                                     .pos = s->d->pos + i,
+                                     .history = s->d_history,
+                                     .n = 1,
+                                     .n_vocab = n_vocab,
+                                     .sampler = source_sampler(s),
+                                     .out = s->d->ids + 1 + i,
+                                     .logp = s->d->logp + i};
+        if (step(s, by, &p, i, logits, e)) return -1;
+        int rc = s->op->pick(s->be, &pick);
+        if (rc) return model_failed(by->of->model, "pick", rc, e);
+    }
+    return session_candidates(s, by, s->g->logits + (int64_t)all_rows * n_vocab, n, e);
 }
 
 static float *last(const struct session_source *by, const struct late *x, int32_t n_past)

@@ -23,8 +23,13 @@ int late_keep(struct session *s, const struct session_source *by, const struct l
               const struct session_rows *r, struct err *e);
 /* Where that of position pos, one of the newest, lies; *n bytes (source_ops.last). */
 void *late_at(const struct session_source *by, const struct late *x, int32_t pos, size_t *n);
-/* Of a draft step by step: where a reader wants logits of the anchor's row too, there are none: zeros. */
-int session_clear_anchor(struct session *s, struct err *e);
+/* A draft step by step: each proposal is picked before the next step begins, with the noise of the target's
+ * own pick of that place (or greedily). step: place i's logits [n_vocab], of one row. Where a reader wants
+ * logits of the anchor's row too (all_rows), there are none: zeros. */
+typedef int late_step(const struct session *s, const struct session_source *by, const struct pass *p,
+                      int32_t i, float *logits, struct err *e);
+int late_propose(struct session *s, struct session_source *by, struct work *w, const struct kn_kv *kv,
+                 late_step *step, bool all_rows, struct err *e);
 /* That of the last position, as the section DHID. */
 int late_save(struct session *s, const struct session_source *by, const struct late *x, struct snap_writer *w,
               struct err *e);

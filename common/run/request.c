@@ -222,10 +222,28 @@ static const struct command {
     {"park", NULL, REQUEST_PARK, 0, true},
     {"unpark", NULL, REQUEST_UNPARK, 0, true},
     {"free", "free drafter", REQUEST_FREE_DRAFTER, 2, true},
-    {"compress", NULL, REQUEST_COMPRESS, 0, true},
+    {"compress", NULL, REQUEST_COMPRESS, 0, true}, /* of four words, or five */
     {"quit", "quit", REQUEST_QUIT, 1, false},
     {"exit", "exit", REQUEST_QUIT, 1, false},
 };
+
+/* compress IN KEEP_X1000 SCORER [nopark] */
+static int read_compress(struct request *r, const struct words *s, struct err *e)
+{
+    int64_t keep;
+    r->nopark = s->n == 5 && !strcmp(s->w[4], "nopark");
+    if (s->n != 4 && !r->nopark) {
+        request_bad(r, "bad_args", "expected compress IN KEEP_X1000 SCORER [nopark]");
+        return 0;
+    }
+    if (!whole(s->w[2], 1, 1000, &keep)) {
+        request_bad(r, "bad_args", "not thousandths of the tokens to keep (expected 1 to 1000, got '%.40s')",
+                    s->w[2]);
+        return 0;
+    }
+    r->keep_x1000 = (int32_t)keep;
+    return copy(&r->path, s->w[1], e) || copy(&r->scorer, s->w[3], e) ? -1 : 0;
+}
 
 static int read_command(struct request *r, const struct command *c, const struct words *s, struct err *e)
 {
@@ -247,6 +265,7 @@ static int read_command(struct request *r, const struct command *c, const struct
     case REQUEST_FREE: read_slot(r, s->w[1]); break;
     case REQUEST_PARK:
     case REQUEST_UNPARK: read_what(r, s); break;
+    case REQUEST_COMPRESS: return read_compress(r, s, e);
     case REQUEST_FREE_DRAFTER:
         if (strcmp(s->w[1], "drafter")) request_bad(r, "bad_args", "expected free drafter");
         break;
@@ -316,6 +335,7 @@ void request_free(struct request *r)
     json_decref(r->cancel);
     mem_free(r->path);
     mem_free(r->out);
+    mem_free(r->scorer);
     mem_free(r->ids);
     mem_free(r->state);
     mem_free(r->save);

@@ -32,9 +32,9 @@ enum request_kind {
     REQUEST_PARK,
     REQUEST_UNPARK,
     REQUEST_FREE_DRAFTER,
-    REQUEST_COMPRESS,
-    REQUEST_CANCEL, /* JSON alone */
-    REQUEST_STATS,  /* JSON alone */
+    REQUEST_COMPRESS, /* compress IN KEEP_X1000 SCORER [nopark] */
+    REQUEST_CANCEL,   /* JSON alone */
+    REQUEST_STATS,    /* JSON alone */
     REQUEST_QUIT,
 };
 
@@ -68,6 +68,9 @@ struct request {
     /* What there is; the strings, ids and JSON are the request's (request_free). */
     json_t *id;             /* of JSON: a string or an integer; NULL: none */
     char *path, *out;       /* of the prompt, or of a slot's file; of generate's result */
+    char *scorer;           /* compress: the model that says what is kept */
+    int32_t keep_x1000;     /* compress: thousandths of the prompt's tokens */
+    bool nopark;            /* compress: the models stay meanwhile */
     int32_t *ids;           /* [n_ids] JSON's own prompt; NULL: none */
     size_t n_ids;           /* */
     int64_t n;              /* tokens wanted; -1: not said */

@@ -65,9 +65,9 @@ static int context(struct session *s, struct session_source *x, const struct ses
     return late_keep(s, x, &context_of(x)->late, r, e);
 }
 
-static int propose(struct session *s, struct session_source *x, bool all_rows, struct err *e)
+static int step(const struct session *s, const struct session_source *x, const struct pass *p, int32_t i,
+                float *logits, struct err *e)
 {
-    const int32_t n = x->block - 1, n_vocab = s->target->d->n_vocab;
     const struct context *c = context_of(x);
     const struct assistant_rows rows = {.late = c->late.rows,
                                         .slots = LATE_ROWS,
@@ -75,30 +75,12 @@ static int propose(struct session *s, struct session_source *x, bool all_rows, s
                                         .h = c->h,
                                         .y = c->y,
                                         .scores = c->scores};
-    if (all_rows && session_clear_anchor(s, e)) return -1;
-    for (int32_t i = 0; i < n; i++) {
-        float *logits = s->g->logits + (int64_t)(i + all_rows) * n_vocab;
-        const struct pass p = {.w = &s->g->work,
-                               .kv = c->kv,
-                               .n = 1,
-                               .first_pos = s->n_past,
-                               .ids = i ? s->d->ids + i : s->d->block,
-                               .pos = s->d->pos,
-                               .origin = s->origin,
-                               .visible_from = s->o.draft_window ? &s->d->first : NULL};
-        const struct kn_pick pick = {.logits = logits,
-                                     .pos = s->d->pos + i,
-                                     .history = s->d_history,
-                                     .n = 1,
-                                     .n_vocab = n_vocab,
-                                     .sampler = source_sampler(s),
-                                     .out = s->d->ids + 1 + i,
-                                     .logp = s->d->logp + i};
-        if (gemma4_assistant_step(x->of->model, s->target, &p, &rows, i, logits, e)) return -1;
-        int rc = s->op->pick(s->be, &pick);
-        if (rc) return model_failed(x->of->model, "pick", rc, e);
-    }
-    return session_candidates(s, x, s->g->logits + (int64_t)all_rows * n_vocab, n, e);
+    return gemma4_assistant_step(x->of->model, s->target, p, &rows, i, logits, e);
+}
+
+static int propose(struct session *s, struct session_source *x, bool all_rows, struct err *e)
+{
+    return late_propose(s, x, &s->g->work, context_of(x)->kv, step, all_rows, e);
 }
 
 static void *last(const struct session *s, const struct session_source *x, int32_t pos, size_t *n)

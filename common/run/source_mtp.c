@@ -9,8 +9,7 @@
  * at them, as in cycle.h: every step of a draft, and every row of a pass, writes its own place, and looks no
  * further.
  *
- * A draft is as many rows as proposals are wanted, one after the other: each is picked before the next
- * begins, with the noise of the target's own pick of that place (or greedily). */
+ * A draft is as many rows as proposals are wanted, one after the other (late_propose). */
 #include "late.h"
 
 #include "../base/mem.h"
@@ -114,37 +113,19 @@ static int context(struct session *s, struct session_source *x, const struct ses
                                                                                                         : 0;
 }
 
+static int step(const struct session *s, const struct session_source *x, const struct pass *p, int32_t i,
+                float *logits, struct err *e)
+{
+    const struct context *c = context_of(x);
+    const struct mtp_rows rows = {
+        .late = c->late.rows, .slots = LATE_ROWS, .before = c->before, .n_before = x->block - 1};
+    return qwen35_mtp_step(x->of->model, s->target, p, &rows, i, c->h, logits, e);
+}
+
 static int propose(struct session *s, struct session_source *x, bool all_rows, struct err *e)
 {
-    const int32_t n = x->block - 1, n_vocab = s->target->d->n_vocab;
-    struct context *c = context_of(x);
     struct work w = draft_work(s);
-    const struct mtp_rows rows = {
-        .late = c->late.rows, .slots = LATE_ROWS, .before = c->before, .n_before = n};
-    if (all_rows && session_clear_anchor(s, e)) return -1;
-    for (int32_t i = 0; i < n; i++) {
-        float *logits = s->g->logits + (int64_t)(i + all_rows) * n_vocab;
-        const struct pass p = {.w = &w,
-                               .kv = c->kv,
-                               .n = 1,
-                               .first_pos = s->n_past,
-                               .ids = i ? s->d->ids + i : s->d->block,
-                               .pos = s->d->pos,
-                               .origin = s->origin,
-                               .visible_from = s->o.draft_window ? &s->d->first : NULL};
-        const struct kn_pick pick = {.logits = logits,
-                                     .pos = s->d->pos + i,
-                                     .history = s->d_history,
-                                     .n = 1,
-                                     .n_vocab = n_vocab,
-                                     .sampler = source_sampler(s),
-                                     .out = s->d->ids + 1 + i,
-                                     .logp = s->d->logp + i};
-        if (qwen35_mtp_step(x->of->model, s->target, &p, &rows, i, c->h, logits, e)) return -1;
-        int rc = s->op->pick(s->be, &pick);
-        if (rc) return model_failed(x->of->model, "pick", rc, e);
-    }
-    return session_candidates(s, x, s->g->logits + (int64_t)all_rows * n_vocab, n, e);
+    return late_propose(s, x, &w, context_of(x)->kv, step, all_rows, e);
 }
 
 /* ---- states: the cache, and the hidden state of the last position ---- */

@@ -381,6 +381,7 @@ int state_verify(struct state *st, uint64_t *n_sections, struct err *e)
         if (m->by[k].parts & STATE_HIDDEN && (state_section(st, "DHID", 0, e) || snap_skip(&st->r, e)))
             return -1;
     }
+    if (m->pool && (state_section(st, "POOL", 0, e) || snap_skip(&st->r, e))) return -1;
     *n_sections = st->r.n;
     int rc = snap_next(&st->r, e);
     return rc > 0 ? err_set(e, ERR_FORMAT, "%s: section out of order (expected the end, got %s)", st->name,

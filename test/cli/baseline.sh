@@ -43,6 +43,15 @@ grep -q '| c .*NOT MEASURED' out && grep -q '| d .*not in the baseline' out || c
 { cell a 1 P $base $base && cell a 1 P 90,90.1,90.2,90.3,90.4 $base; } >then
 cell a 1 P 89,89.1,89.2,89.3,89.4 $base >now
 dflash-bench report -q --baseline then now >out || { echo "the spread of sessions is not seen" && cat out; }
+# a baseline of several machines: each cell is held against its own, wherever that stands
+for first in Q P; do
+    { cell a 1 $first $([ $first = Q ] && echo $base $base || echo 50,50.1,50.2,50.3,50.4 50,50.1,50.2,50.3,50.4) &&
+        cell a 1 $([ $first = Q ] && echo P 50,50.1,50.2,50.3,50.4 50,50.1,50.2,50.3,50.4 || echo Q $base $base); } >then
+    try 1 'same | SLOWER' cell a 1 Q 60,60.1,60.2,60.3,60.4 60,60.1,60.2,60.3,60.4
+    try 0 'same | faster' cell a 1 P 60,60.1,60.2,60.3,60.4 60,60.1,60.2,60.3,60.4
+done
+{ cell a 1 P $base $base && cell a 2 P $base $base cuda:H100; } >then
+try 1 'DIFFER | no difference seen' cell a 2 P $base $base # its device's streams are the earlier line's
 # many runs: by the normal distribution
 many() { seq -s, "$1" 0.1 "$2"; }
 cell a 1 P "$(many 100 105)" "$(many 100 105)" >then
@@ -65,4 +74,11 @@ grep -q '| same .*| too few runs' out || cat out
 $R --temp 0.9 --seed 2 | sed 's/"seed":2/"seed":1/' >now
 dflash-bench report -q --baseline then now >out 2>/dev/null && cat out
 grep -q '| DIFFER ' out || cat out
+# other types of some layers, or a key's other value, are another cell
+for f in "--kv-layers 0-1=q8_0" "--draft-kv q8_0" "--override-kv qwen3.rope.freq_base=float:12345"; do
+    # shellcheck disable=SC2086
+    ${R% p} $f p >now
+    dflash-bench report -q --baseline then now >out 2>/dev/null || true
+    grep -q '| not in the baseline' out || cat out
+done
 echo checked

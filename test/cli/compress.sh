@@ -55,6 +55,7 @@ says 2 '^dflash-prefill: --kept needs --compress KEEP$' --kept x2
 says 2 '^dflash-prefill: --scorer needs --compress KEEP$' --scorer "$t"
 says 2 'expected no --state, got state' --compress 0.5 --state state
 says 2 'expected no --logits' --compress 0.5 --logits l
+says 2 '^dflash-prefill: --compress: no pool holds a compressed prompt' --compress 0.5 --pool 448
 says 2 'the budget of [0-9]* of [0-9]* tokens is too small for what must stay' --compress 0.1
 grep -q '^hint: --compress 0\.[0-9]* would do$' err
 says 3 'is a drafter (expected a target' --compress 0.5 --scorer "$d"

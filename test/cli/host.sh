@@ -38,11 +38,15 @@ dflash-generate -q $P --pool 448 -n 60 --ignore-eos <long >want
 dflash-generate -q $P -d $DATA/drafter-q8_0.gguf --pool 448 -n 60 --ignore-eos --stats s --force <long | cmp - want
 grep -o '"pool_turns":[0-9]*' s
 dflash-prefill -q $P -d $DATA/drafter-q8_0.gguf --pool 448 -o state <first
-dflash-generate -q $P -d $DATA/drafter-q8_0.gguf --state state --append -n 60 --ignore-eos <rest | cmp - want
+dflash-generate -q $P -d $DATA/drafter-q8_0.gguf --state state --append -n 60 --ignore-eos --stats s --force <rest | cmp - want
+grep -o '"pool":[0-9]*' s
 dflash-inspect state | grep pool
+dflash-inspect --check state | tail -n 1
 dflash-generate -q $P -n 60 --ignore-eos <long >dense
 dflash-generate -q $P --pool 1024 -n 60 --ignore-eos <long | cmp - dense
 fails 3 dflash-generate -q $P --state state --pool 512 -n 4
 fails 2 dflash-generate -q $P --pool 400 -n 4
 fails 2 dflash-generate -q $P -d $DATA/drafter-q8_0.gguf --pool 448 --tree 4 -n 4
 fails 2 dflash-generate -q $P --pool 448 --kv-host-layers 1 -n 4
+fails 2 dflash-prefill -q $P --pool 448 --imatrix im
+head -n 1 err

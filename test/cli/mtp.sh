@@ -14,6 +14,11 @@ for d in "both.gguf -d target" "both.gguf -d mtp.gguf" "none.gguf -d mtp.gguf" "
         cmp plain.tok drafted.tok
     done
 done
+# A key of the file is the block's too, by whatever path it is named.
+for d in target both.gguf ./both.gguf; do
+    dflash-generate -q -m both.gguf -d $d --override-kv qwen35.rope.freq_base=float:12345 --width 4 --draft-trace t.${d##*/} --stats key -n 24 --ignore-eos <p.tok >/dev/null
+    cmp t.target t.${d##*/}
+done
 dflash-generate -q -m both.gguf -d target --tree 9 --block 6 -n 24 --ignore-eos <p.tok | cmp - plain.tok
 echo "drafted as plain"
 dflash-prefill -q -m both.gguf -d target -o s.state <p.tok
@@ -46,6 +51,7 @@ refused 2 dflash-convert "$config" --random 1 --mtp some -o x.gguf
 refused 3 dflash-convert "$SRC/data/pair-hybrid/target" --mtp only -o x.gguf
 # Beside another drafter: whoever proposes, the stream is one; a state of both goes on with both, with one, with none.
 dflash-convert -q "$SRC/data/pair-hybrid/drafter/config.json" --random 5 --type q8_0 --target none.gguf -o taps.gguf
+dflash-generate -q -m none.gguf -d taps.gguf --mtp mtp.gguf --mtp-block 40 -n 24 --ignore-eos <p.tok | cmp - plain.tok # room for the longer block
 for m in target mtp.gguf; do
     for more in "" "--tree auto" "--temp 0.8 --seed 4 --mtp-block 6"; do
         # shellcheck disable=SC2086
@@ -62,6 +68,11 @@ for d in "-d taps.gguf --mtp mtp.gguf" "-d taps.gguf" "-d mtp.gguf" ""; do
     dflash-generate -q -m none.gguf $d -n 24 --ignore-eos --state two.state | cmp - plain.tok
 done
 echo "two as plain"
+for c in "dflash-prefill -q -m none.gguf -d taps.gguf --state two.state -o one.state" "dflash-generate -q -m none.gguf -d mtp.gguf --state two.state --save-state one.state -n 1"; do
+    rm -f one.state
+    $c <p.tok 2>err >/dev/null
+    grep hold err | grep -v stdin
+done
 refused 2 dflash-generate -m both.gguf --mtp target -n 2
 refused 2 dflash-generate -m both.gguf -d taps.gguf --mtp-block 4 -n 2
 refused 2 dflash-generate -m both.gguf -d taps.gguf --mtp target --width 4 -n 2

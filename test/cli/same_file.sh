@@ -61,6 +61,25 @@ same bench-matrix text "dflash-bench matrix --target hft --drafter hf text --for
 for f in hft/config.json hft/tokenizer.json hft/model.safetensors hf/model.safetensors; do
     same "bench-matrix $f" $f "dflash-bench matrix --target hft --drafter hf text --force -o @"
 done
+# Files that flags name beside the models.
+dflash-tokenize -q -m t.gguf <"$SRC/data/prompts/python-8-long.txt" | head -c 1600 >long
+cp t.gguf scorer
+for flag in -o --kept; do same "prefill $flag scorer" scorer "dflash-prefill -q -m t.gguf --compress 0.6 --scorer scorer -o s2 --force $flag @ <long"; done
+dflash-convert -q "$SRC/test/family/qwen3moe.json" --random 3 --type f32 -o moe.gguf
+printf '\1\0\0\0\2\0\0\0\3\0\0\0' >few
+dflash-prefill -q -m moe.gguf --imatrix im <few
+host="--experts-host 1 --experts-counts im"
+same prefill-counts im "dflash-prefill -q -m moe.gguf $host -o @ --force <few"
+same nll-counts im "dflash-prefill -q -m moe.gguf $host --nll --ctx 3 --kl-save @ <few"
+same generate-counts im "dflash-generate -q -m moe.gguf $host -n 2 --stats @ <few"
+same bench-counts im "dflash-bench run -q -m moe.gguf $host -n 2 --runs 1 few --force -o @"
+try "more is added to an importance matrix that places experts" 0 "dflash-prefill -q -m moe.gguf $host --imatrix im <few 2>/dev/null"
+dflash-bench rows -q -m t.gguf -d d.gguf --rows 2 --prompts 4 --context 4 --rounds 1 --plan-times times >/dev/null
+dflash-bench calibrate -q -m t.gguf -d d.gguf -n 4 p >learnt
+for f in "times --plan-times" "learnt --calibration" "q --lookup on --lookup-file"; do
+    same "generate ${f#* }" ${f%% *} "dflash-generate -q -m t.gguf -d d.gguf -n 2 ${f#* } ${f%% *} --stats @ <p"
+    same "bench ${f#* }" ${f%% *} "dflash-bench run -q -m t.gguf -d d.gguf -n 2 --runs 1 ${f#* } ${f%% *} p --force -o @"
+done
 # By redirection: stdout is the input.
 for c in "dflash-quantize -q d.gguf --type q8_0 >>d.gguf" "dflash-convert -q d.gguf >>d.gguf" \
     "dflash-generate -q -m t.gguf -n 2 <p >>p" "dflash-prefill -q -m t.gguf <p >>t.gguf" "dflash-tokenize -m t.gguf <text >>text"; do

@@ -38,6 +38,7 @@ says 3 'was made of other sparse prompts (expected --sparse 0.25 --sparse-dense 
 says 3 'was made of other sparse prompts (.* got --sparse 0.5 --sparse-dense 0)' dflash-prefill -m "$t" --state whole --sparse-dense 1
 says 3 'was made of dense prompts (expected --sparse 0.5 --sparse-dense 2)' run --state dense --sparse 0.5
 says 2 '--sparse-dense needs --sparse ALPHA' run --sparse-dense 1
+says 2 '--sparse-dense 1: the state is of dense prompts (expected no such flag)' run --state dense --sparse-dense 1
 says 2 '--sparse-dense: out of range (expected 0 to the 8 layers that see every position, got 9)' run --sparse 0.1 --sparse-dense 9
 says 2 '--chunk: a sparse prompt runs in whole blocks (expected a multiple of 128, got 500)' run --sparse 0.1 --chunk 500
 says 2 "try 'dflash-generate --help'" run --sparse -1

@@ -50,6 +50,10 @@ rm made.job-6 && mv "$dir/job-6%done" "$dir/job-6%elsewhere%1%1" && touch "$dir/
 (sleep 0.5 && [ ! -e made.job-6 ] && echo x >made.job-6 && mv "$dir/job-6%elsewhere%1%1" "$dir/job-6%done") & # as its owner does
 w -q --stale 600 2>err && [ "$(cat made.job-6)" = x ] && [ ! -s err ] || echo "a live claim was taken: $(cat err)"
 wait
+# a claim is as old as its worker's start, not as the list
+echo old >old && dflash-bench work -q aged -- true <old && mv aged/*/old%done aged/old && mv aged/old "$(echo aged/*-*)/old"
+touch -d '1 hour ago' aged/*/old
+dflash-bench work -q aged -- find aged -name 'old%*' -mmin +5 <old | grep . && echo "the claim looks given up"
 # SIGTERM: the claim is given back
 rm -rf claims made.* began.* slow
 w 2>err1 &

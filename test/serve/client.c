@@ -5,10 +5,11 @@
  *        client talk PATH                                stdin to the socket, what comes back to stdout
  *
  * DIR holds prompts and what dflash-generate alone writes for them: NAME.tok, and NAME.K.out for the K-th
- * setting (settings below). The lines are drawn from the seed. Checked: of bare lines, that the stream has
- * exactly one -1 for every line that streams and between them the tokens of that line, and that replies come
- * in order, each of the right form; of JSON lines, that each request has one reply that ends it, and the
- * tokens and text of its setting. Exit status 0, or 1 with what was wrong. */
+ * setting (settings below); a.kept: the tokens of a that dflash-prefill --compress 0.8 keeps. The lines are
+ * drawn from the seed. Checked: of bare lines, that the stream has exactly one -1 for every line that streams
+ * and between them the tokens of that line, and that replies come in order, each of the right form; of JSON
+ * lines, that each request has one reply that ends it, and the tokens and text of its setting. Exit status 0,
+ * or 1 with what was wrong. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -68,7 +69,7 @@ static void *room(size_t n)
 /* ---- what is expected ---- */
 
 static const char *dir;
-static struct tokens prompts[PROMPTS], expected[PROMPTS][SETTINGS];
+static struct tokens prompts[PROMPTS], expected[PROMPTS][SETTINGS], kept;
 
 static struct tokens read_tokens(const char *name)
 {
@@ -86,6 +87,7 @@ static struct tokens read_tokens(const char *name)
 static void read_expected(void)
 {
     char name[64];
+    kept = read_tokens("a.kept");
     for (int p = 0; p < PROMPTS; p++) {
         snprintf(name, sizeof name, "%s.tok", prompt_name[p]);
         prompts[p] = read_tokens(name);
@@ -103,6 +105,7 @@ enum what {
     TOKENS_ALL,  /* n tokens, then -1; ok */
     TOKENS_SOME, /* a beginning of them: it may be cancelled */
     ANY_TOKENS,  /* of a random seed */
+    KEPT,        /* what stays of a */
     NOTHING,     /* -1 alone; err, [park], [unpark] or no line at all */
     NO_STREAM,   /* nothing there */
 };
@@ -120,7 +123,8 @@ struct sent {
 
 static struct sent *sent;
 static int n_sent;
-static bool drafts, trees;                      /* the process has a drafter; room for trees */
+static bool drafts, trees; /* the process has a drafter; room for trees */
+static const char *target;
 static bool parked, undrafted;                  /* target, drafter, when the lines before were read */
 static bool slot_full[SLOTS], slot_bare[SLOTS]; /* bare: without a drafter's context */
 static int slot_prompt[SLOTS], slot_pos[SLOTS];
@@ -198,6 +202,9 @@ static void say_odd(void)
                                       "0x41",
                                       "./a.tok 99999999999999999999",
                                       "compress",
+                                      "compress ./a.tok 1001 ./x",
+                                      "compress ./a.tok 500 ./x parked",
+                                      "compress ./none 500 ./x nopark",
                                       "SNAPSHOT_THIN 3",
                                       "quit now"};
     static const char *const quiet[] = {"SNAPSHOT",       "SNAPSHOT 64",  "FREE_SNAPSHOT x",
@@ -224,6 +231,18 @@ static void say_slots(void)
         say("LIST_SLOTS");
         add(NO_STREAM, "[snap] slots=");
     }
+}
+
+/* The target judges; it may be parked. */
+static void say_compress(void)
+{
+    if (rnd(4) == 0) {
+        say("compress %s/a.tok 800 %s/a.tok", dir, dir); /* no model */
+        add(NOTHING, "err adapter_unavailable");
+        return;
+    }
+    say("compress %s/a.tok 800 %s%s", dir, target, rnd(2) ? " nopark" : "");
+    add(KEPT, NULL);
 }
 
 /* Only where nothing that is sent beside it cares. */
@@ -253,6 +272,7 @@ static void say_json(void)
                                       "{\"id\":%d,\"prompt\":[1],\"n\":100000000}",
                                       "{\"id\":%d,\"restore\":61,\"append\":true}"};
     const int id = n_sent;
+    if (rnd(8) == 0) say("{\"op\":\"stats\"}");
     struct sent *x = add(TOKENS_ALL, NULL);
     x->json = true;
     x->prompt = p, x->setting = k, x->n = n;
@@ -284,8 +304,10 @@ static void say_line(bool bare, bool parks)
         say_prompt(false);
     } else if (r < 62) {
         say_prompt(true);
-    } else if (r < 80) {
+    } else if (r < 78) {
         say_odd();
+    } else if (r < 81) {
+        say_compress();
     } else if (r < 88) {
         say_slots();
     } else if (r < 92) {
@@ -385,6 +407,7 @@ static void check_stream(void)
         while (at + n < stream.n && stream.v[at + n] >= 0) n++;
         if (at + n == stream.n || stream.v[at + n] != -1) fail("line %d: the stream ends without a -1", i);
         const bool good = x->what == NOTHING      ? n == 0
+                          : x->what == KEPT       ? n == kept.n && !memcmp(stream.v + at, kept.v, 4 * n)
                           : x->what == TOKENS_ALL ? n == (size_t)x->n && begins(stream.v + at, n, x)
                                                   : n <= (size_t)x->n;
         if (!good)
@@ -464,7 +487,10 @@ static void lines(int count, char **program)
 {
     int in[2], from[2], tokens[2], status;
     const bool parks = rnd(2);
-    for (char **p = program; *p; p++) drafts |= !strcmp(*p, "-d"), trees |= !strcmp(*p, "--tree");
+    for (char **p = program; *p; p++) {
+        drafts |= !strcmp(*p, "-d"), trees |= !strcmp(*p, "--tree");
+        if (!strcmp(*p, "-m")) target = p[1];
+    }
     for (int i = 0; i < count; i++) say_line(true, parks);
     if (pipe(in) || pipe(from) || pipe(tokens)) fail("pipe: %s", strerror(errno));
     const pid_t pid = fork();

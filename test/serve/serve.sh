@@ -27,6 +27,11 @@ check() { # NAME COMMAND...
     servers=()
 }
 
+at_places() { # IDS PLACES: the ids that stand there
+    ids "$2" | while read -r i; do dd if="$1" bs=4 skip="$i" count=1 status=none; done
+}
+ids() { od -An -v -td4 -w4 "$1" | tr -d ' '; }
+
 # Prompts: b and c begin as a does and part from it, within a chunk and at a chunk's end; d is another.
 set_up() { # DIR TARGET: prompts, and what dflash-generate alone writes for them
     local t=$2 d=$1
@@ -37,6 +42,8 @@ set_up() { # DIR TARGET: prompts, and what dflash-generate alone writes for them
     { head -c 800 "$d/all"; head -c 500 "$d/other"; } >"$d/b.tok"
     { head -c 512 "$d/all"; head -c 300 "$d/other"; } >"$d/c.tok"
     head -c 360 "$d/other" >"$d/d.tok"
+    dflash-prefill -q -m "$t" --chunk 64 --compress 0.8 --kept "$d/places" -o "$d/state" <"$d/a.tok" 2>/dev/null
+    at_places "$d/a.tok" "$d/places" >"$d/a.kept"
     for p in a b c d; do
         dflash-generate -q -m "$t" -n 24 --chunk 64 --ignore-eos <"$d/$p.tok" >"$d/$p.0.out"
         dflash-generate -q -m "$t" -n 24 --chunk 64 --ignore-eos --temp 0.8 --top-p 0.95 --top-k 40 --repeat-penalty 1.1 --seed 7 <"$d/$p.tok" >"$d/$p.1.out"
@@ -60,7 +67,6 @@ check lines-hybrid-2 "$client" lines 6 "$lines" "$work/hybrid" dflash-generate -
 # ---- by pipes, one thing at a time ----
 t=$dense d=$dense_d p=$work/dense
 serve() { timeout 200 dflash-generate -q -m "$t" -d "$d" $common "$@"; } # lines on stdin, replies on stdout
-ids() { od -An -v -td4 -w4 "$1" | tr -d ' '; }
 list() { ids "$1" | paste -sd,; }
 
 # what was written may be gone on with: the same as one run with a state between
@@ -161,6 +167,11 @@ limits() {
     printf '%s\n' "$p/a.tok 300" '{"id":1,"file":"'"$p"'/a.tok"}' '{"id":2,"prompt":[1,2,3],"n":600}' '{"id":3,"prompt":[1,2,3],"n":2,"timeout_s":0.000001}' | serve --stream-fd 3 3>st >re
     grep -q '^err context_overflow' re && grep -q '"id":1,.*"stop":"length".*"generated_tokens":205,' re && grep -q '"id":2,"error":"context_overflow"' re &&
         grep -q '"id":3,.*"done":true,"stop":"timeout"' re && [ "$(ids st)" = -1 ] || return 1
+    # lines that are too long, and one that no newline ends
+    long() { head -c 17000000 /dev/zero | tr '\0' "$1"; }
+    { long a && echo && printf '{"id":' && long 1 && echo && long ' ' && echo 'x' && printf '%s' "$p/a.tok 1"; } | serve --stream-fd 3 3>st >re
+    [ "$(grep -c 'too long (expected at most 16777216 bytes' re)" = 3 ] && grep -q '^{"error":"bad_args","message":"the line is too long' re &&
+        [ "$(list st)" = "-1,-1,$(ids "$p/a.0.out" | head -n 1),-1" ] || return 1
     printf '%s\n' "$p/a.tok 9" "$p/a.tok 4" '{"id":1,"prompt":[1,2,3]}' | serve --stream-fd 3 -n 5 3>st >re
     grep -q '^err token_budget' re && grep -q '^ok N=300 gen=4' re && grep -q '"id":1,.*"generated_tokens":5,' re || return 1
     printf '%s\n' "$p/a.tok 150" '{"id":1,"file":"'"$p"'/a.tok","n":150}' | serve --stream-fd 3 --time-limit 0.001 3>st >re
@@ -238,6 +249,106 @@ parked() {
 }
 check parked parked
 
+# The tokens that stay are those of dflash-prefill; a client that parks around it as one that lets it be done; what is not
+# there or no scorer is said, behind one -1 each.
+compressed() {
+    cp "$dense" scorer.gguf
+    printf '%s\n' "compress $p/a.tok 800 ./scorer.gguf" "$p/d.tok 2" 'park target' 'park draft' "compress	$p/a.tok	800	./scorer.gguf" \
+        "$p/d.tok 2" 'free drafter' 'unpark target' "compress $p/a.tok 800 ./scorer.gguf nopark" unpark "$p/d.tok 2" SNAPSHOT\ 1 \
+        "compress $p/a.tok 800 ./scorer.gguf nopark" 'SNAPSHOT 1' "compress $p/a.tok 800 ./scorer.gguf" 'SNAPSHOT 1' |
+        serve --stream-fd 3 3>st >re 2>err || return 1
+    two() { head -n 2 <(ids "$p/d.0.out"); }
+    kept() { ids "$p/a.kept" && echo -1; }
+    { kept; two; echo -1; echo -1; echo -1; kept; echo -1; echo -1; echo -1; kept; echo -1; two; echo -1; kept; kept; } | diff - <(ids st) || return 1
+    printf '%s\n' 'ok N=90' '[park] target released' '[park] draft released' 'err target_parked' '[unpark] target restored' '[unpark] draft restored' \
+        'ok N=90' '[snap] inline slot=1 cur_pos=92' '[snap] inline slot=1 cur_pos=92' '[snap] inline slot=1 cur_pos=-1' |
+        diff - <(tail -n +2 re | sed 's/ gen=.*//') || return 1
+    printf '\377\377\377\177' >wrong.tok
+    printf '%s\n' "compress $p/a.tok 800 $d" "compress $p/a.tok 800 none.gguf" "compress $p/a.tok 800 $p/a.tok" "compress $p/a.tok 300 ./scorer.gguf" \
+        "compress none.tok 500 ./scorer.gguf" 'compress ./wrong.tok 500 ./scorer.gguf nopark' "compress $p/a.tok 0 ./scorer.gguf" "$p/d.tok 2" |
+        serve --stream-fd 3 3>st >re || return 1
+    printf 'err %s\n' adapter_unavailable adapter_unavailable adapter_unavailable bad_args empty_prompt bad_prompt bad_args | cat - <(echo ok) |
+        diff - <(tail -n +2 re | sed 's/^\(err [a-z_]*\) .*/\1/;s/^ok .*/ok/') || return 1
+    { yes -- -1 | head -n 7; two; echo -1; } | diff - <(ids st) || return 1
+    printf '%s\n' "compress $p/a.tok 800 ./scorer.gguf" | serve >re && grep -qx 'err no_stream_fd' re
+}
+check compressed compressed
+
+# It runs alone, in turns: the models' memory is the scorer's meanwhile, a cancelled one or one whose time ends gives it back.
+compressing() {
+    cp "$dense" own.gguf && cp "$dense" scorer.gguf
+    for _ in {1..60}; do cat "$p/all"; done >long.tok
+    mkfifo in.x out.x
+    dflash-generate -q -m own.gguf -d "$d" $common --stream-fd 3 3>st <in.x >out.x &
+    local pid=$! x i
+    exec 7>in.x 8<out.x
+    read -r _ <&8
+    wait_for() { # TEXT of stats; sets x
+        for ((i = 0; i < 1000; i++)); do
+            echo '{"op":"stats"}' >&7 && read -r x <&8
+            case "$x" in *"$1"*) return ;; esac
+        done
+        return 1
+    }
+    until_done() { while read -r x <&8; do case "$x" in *'"done"'*) break ;; esac; done; }
+    for how in '' ' nopark'; do
+        [ "$(grep -c own.gguf /proc/$pid/maps)" != 0 ] || return 1
+        printf '%s\n' '{"id":1,"file":"'"$p"'/a.tok","n":40}' "compress ./long.tok 500 ./scorer.gguf$how" >&7
+        until_done
+        case "$x" in '{"id":1,'*) ;; *) echo "$x" && return 1 ;; esac # it waits for what runs
+        case "$how" in
+        '') wait_for '"target_parked":true,"draft_parked":true' || return 1 ;;
+        *) wait_for '"running":1,"waiting":0' && wait_for '"target_parked":false,"draft_parked":false' || return 1 ;;
+        esac
+        echo '{"id":2,"prompt":[5],"n":2}' >&7 # and 2 for it
+        wait_for '"running":1,"waiting":1' || return 1
+        [ "$(grep -c scorer.gguf /proc/$pid/maps)" != 0 ] || return 1
+        if [ -z "$how" ]; then [ "$(grep -c own.gguf /proc/$pid/maps)" = 0 ] || return 1; fi
+        echo '{"op":"cancel","line":true}' >&7
+        read -r x <&8 && [ "$x" = '{"op":"cancel","found":1}' ] && read -r x <&8 && [ "$x" = 'err cancelled' ] || return 1
+        until_done
+        case "$x" in '{"id":2,'*'"generated_tokens":2,'*) ;; *) echo "$x" && return 1 ;; esac
+        [ "$(grep -c scorer.gguf /proc/$pid/maps)" = 0 ] || return 1
+    done
+    exec 7>&- 8<&-
+    wait $pid && [ "$(list st)" = -1,-1 ] || return 1
+    printf '%s\n' "compress ./long.tok 500 ./scorer.gguf" "$p/d.tok 0" | serve --stream-fd 3 --time-limit 0.3 3>st >re
+    sed -n 2p re | grep -qx 'err timeout' && sed -n 3p re | grep -q -e '^ok' -e '^err timeout' && [ "$(list st)" = -1,-1 ]
+}
+check compressing compressing
+
+# Flags hold for every line: it is what dflash-generate with them writes, cold, behind a kept beginning, behind parked models.
+flags() {
+    local c=$src/data/pair-hybrid/target/config.json q=$work/hybrid/d.tok
+    dflash-convert -q "$c" --random 3 --type q8_0 --mtp keep -o both.gguf && dflash-convert -q "$c" --random 3 --type q8_0 --mtp only -o mtp.gguf || return 1
+    dflash-convert -q "$src/test/family/qwen3moe.json" --random 3 --type f32 -o moe.gguf
+    for i in {1..90}; do printf "\\x0$((i * i % 4))\0\0\0"; done >few.tok
+    head -c 2800 "$p/all" >long.tok
+    as_alone() { # PROMPT, flags
+        local in=$1
+        shift
+        dflash-generate -q "$@" -n 12 --ctx 800 --chunk 64 --ignore-eos <"$in" >g0 && dflash-generate -q "$@" -n 12 --ctx 800 --chunk 64 --ignore-eos --temp 0.9 --seed 4 <"$in" >g1 || return 1
+        printf '%s\n' "$in 12" "$in 12 samp=0.9,1,0,1,4" 'park draft' "$in 12" 'unpark' 'park target' 'unpark' "$in 12" |
+            dflash-generate -q "$@" --serve --stream-fd 3 --ctx 800 --chunk 64 --ignore-eos 3>st >re || return 1
+        { ids g0; echo -1; ids g1; echo -1; echo -1; ids g0; echo -1; echo -1; echo -1; echo -1; ids g0; echo -1; } | diff - <(ids st) || { echo "$*"; return 1; }
+    }
+    as_alone "$q" -m both.gguf -d target && as_alone "$q" -m both.gguf -d both.gguf --tree 6 && as_alone "$q" -m both.gguf -d mtp.gguf --width 3 &&
+        as_alone "$q" -m both.gguf -d "$hybrid_d" --mtp target && as_alone "$q" -m both.gguf -d "$hybrid_d" --mtp mtp.gguf --mtp-block 3 --tree auto &&
+        as_alone ./few.tok -m moe.gguf --experts-host 3 && as_alone "$p/d.tok" -m "$t" -d "$d" --kv-host-layers 2 && as_alone "$p/d.tok" -m "$t" -d "$d" --kv-host &&
+        as_alone ./long.tok -m "$t" -d "$d" --pool 448 && as_alone "$p/d.tok" -m "$t" -d "$d" --kv q8_0,q4_0 --kv-layers 0=f16 --draft-kv q8_0 &&
+        as_alone "$p/d.tok" -m "$t" -d "$d" --logit-bias 5=3 --samplers 'penalties;min_p;temperature' --min-p 0.1 --lookup on --draft-window 20 || return 1
+    dflash-generate -m "$t" --serve --sparse 0.1 </dev/null >o 2>e
+    [ $? = 2 ] && grep -q '^dflash-generate: --sparse: ' e || return 1
+    # states that were made otherwise; one that is compressed is gone on with, and said to be
+    dflash-prefill -q -m "$t" --sparse 0.5 --chunk 128 -o sparse <long.tok && dflash-prefill -q -m "$t" --pool 448 --chunk 64 -o pool <long.tok &&
+        dflash-prefill -q -m "$t" -d "$d" --compress 0.5 --chunk 64 -o less <long.tok 2>/dev/null || return 1
+    dflash-generate -q -m "$t" --state less -n 9 --ignore-eos 2>/dev/null >g0
+    printf '{"id":%d,"state":"%s","append":true,"n":9}\n' 1 sparse 2 pool 3 less | dflash-generate -m "$t" -d "$d" --serve --ctx 800 --chunk 64 --ignore-eos >re 2>err
+    [ "$(grep -c '"id":[12],"error":"invalid_snapshot_slot"' re)" = 2 ] && grep -q '"done":true.*"compressed":{"text_tokens":700,' re && grep -q 'what was left out is lost' err &&
+        sed -n 's/.*"id":3,"tokens":\[\(.*\)\].*/\1/p' re | tr ',' '\n' | diff - <(ids g0)
+}
+check flags flags
+
 usage() {
     for f in '--serve -o x' '--stream-fd 3' '--serve --stream-fd 77' '--serve --stream-fd 2' '--listen s --stream-fd 3' '--serve --state x' '--root /' '--serve --root /nowhere'; do
         dflash-generate -m "$t" $f </dev/null >o 2>e 3>o3
@@ -268,7 +379,8 @@ socket() {
     for i in 1 2 3 4; do wait "${pids[i]}" || { cat c.$i; return 1; }; done
     ask 'LIST_SLOTS' | grep -qx '\[snap\] slots=' || return 1
     ask './a.tok 3' | grep -qx 'err no_stream_fd' || return 1
-    ended TERM 143
+    ask '{"op":"quit"}'
+    wait "$server" && [ ! -e s ] # an end at which sanitizers look for what was lost
 }
 check socket socket
 
@@ -286,6 +398,11 @@ roots() {
     for f in ../out etc/out "$work/out" .. in/.. out /out; do
         ask '{"id":1,"prompt":[5],"n":2,"save_state":"'"$f"'"}' | grep -q '"error":"bad_args"' || { echo "out $f"; return 1; }
     done
+    # on stdin too; a scorer is a file like others
+    cp "$t" root/in/scorer.gguf && ln -sf "$work/root/in/scorer.gguf" root/far.gguf && ln -sf in/scorer.gguf root/near.gguf
+    printf 'compress %s\n' "in/a.tok 800 ../dense/a.tok" "in/a.tok 800 $t" "in/a.tok 800 far.gguf" "in/a.tok 800 in" "../outside.tok 800 near.gguf" "in/a.tok 800 near.gguf" "./in/a.tok 800 $work/root/in/scorer.gguf" |
+        serve --stream-fd 3 --root root 3>st >re && [ "$(grep -c '^err bad_args' re)" = 5 ] || return 1
+    { yes -- -1 | head -n 5; for _ in 1 2; do ids "$p/a.kept"; echo -1; done; } | diff - <(ids st) || return 1
     ask '{"id":1,"prompt":[5],"n":2,"save_state":"in/out"}' '{"id":2,"prompt":[5],"n":2,"save_state":"'"$work"'/root/out2"}' | grep -c '"done":true' | grep -qx 2 && [ -s root/in/out ] && cmp root/in/out root/out2 || return 1
     ended TERM 143 || return 1
     begin # no root: no paths
@@ -344,6 +461,9 @@ killed() {
     { for ((i = 0; i < 3000; i++)); do echo '{"op":"stats"}'; done; sleep 3; } | "$client" talk s | sleep 5 &
     sleep 0.5
     ask '{"id":1,"file":"dense/d.tok","n":3}' | grep -q '"done":true' || return 1
+    ask '{"op":"quit"}'
+    wait "$server" && [ ! -e s ] || return 1 # what killed clients left is gone too
+    begin
     dflash-generate -q -m "$t" --listen s </dev/null 2>e
     [ "$?" = 2 ] && grep -q 'another process listens' e || return 1
     echo text >file

@@ -419,6 +419,30 @@ static size_t codes_group_bytes(int32_t d, int32_t n_kv, int32_t tiles, int32_t 
 {
     return record_bytes(d) * (size_t)n_kv * (size_t)tiles * (size_t)nodes;
 }
+/* Tiles of the blocks that rows of a tree want. */
+static int32_t tree_tiles(int32_t rows, int32_t n_rep, int32_t d)
+{
+    const int32_t two = d <= 128 ? 2 : 1;
+    return (attn_tiles(rows, n_rep) + two - 1) / two * two;
+}
+/* The fewest rows behind which the next one begins with a tile. */
+static int32_t tree_step(int32_t n_rep)
+{
+    int32_t rows = ATTN_TILE;
+    while (rows > 1 && rows / 2 * n_rep % ATTN_TILE == 0) rows /= 2;
+    return rows;
+}
+int32_t attn_codes_turn(int32_t n, int32_t n_rep, int32_t n_kv, int32_t d, int32_t slots,
+                        size_t scratch_bytes)
+{
+    const size_t tiles = scratch_bytes / codes_group_bytes(d, n_kv, 1, slots);
+    const int32_t step = tree_step(n_rep);
+    if ((size_t)tree_tiles(n, n_rep, d) <= tiles) return n;
+    int32_t turn = (n - 1) / step * step;
+    while (turn > 0 && (size_t)tree_tiles(turn, n_rep, d) > tiles) turn -= step;
+    return turn;
+}
+
 static bool plan_codes(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
 {
     const int32_t tiles = codes_tiles(c->n, c->n_head / c->n_kv, c->d);
@@ -518,11 +542,12 @@ size_t attn_scratch(int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t w
     const struct cuda_device any = {0};
     if (attn_form_takes(ATTN_CODES, &any, d, 1, kv->type.k, kv->type.v)) {
         const int32_t rows = n < ATTN_FEW ? n : ATTN_FEW, n_rep = n_head / kv->n_head_kv,
-                      two = d <= 128 ? 2 : 1;
-        const size_t group = codes_group_bytes(d, kv->n_head_kv, two,
-                                               attn_codes_nodes(kn_kv_positions(kv), rows, window, false, 0)),
-                     all = group * (size_t)((attn_tiles(rows, n_rep) + two - 1) / two);
-        return all < CODES_BUDGET ? all : group > CODES_BUDGET ? group : CODES_BUDGET;
+                      step = tree_step(n_rep), few = rows < step ? rows : step,
+                      nodes = attn_codes_nodes(kn_kv_positions(kv), rows, window, false, 0);
+        const size_t tile = codes_group_bytes(d, kv->n_head_kv, 1, nodes),
+                     all = tile * (size_t)tree_tiles(rows, n_rep, d),
+                     least = tile * (size_t)tree_tiles(few, n_rep, d);
+        return all < CODES_BUDGET ? all : least > CODES_BUDGET ? least : CODES_BUDGET;
     }
     if (!attn_form_takes(ATTN_STEP, &any, d, 1, kv->type.k, kv->type.v)) return 0;
     const int32_t most = tiles_most(d),

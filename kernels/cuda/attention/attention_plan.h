@@ -109,6 +109,10 @@ int32_t attn_codes_leaf_bytes(int32_t d, int32_t n, uint32_t type);
 /* Nodes that rows can see, of caches that hold so many positions at once; bound: as attn_call's. */
 int32_t attn_codes_nodes(int32_t held, int32_t n, int32_t window, bool causal, int32_t bound);
 size_t attn_codes_bytes(int32_t d, int32_t tiles, uint32_t k_type, uint32_t v_type);
+/* Rows of a tree over quantised caches that are launched together (codes.cu): all n, or as many as there is
+ * scratch for and the next begins with a tile; 0: of those there is no room. slots: nodes. */
+int32_t attn_codes_turn(int32_t n, int32_t n_rep, int32_t n_kv, int32_t d, int32_t slots,
+                        size_t scratch_bytes);
 size_t attn_prefill_bytes(int32_t d, int32_t warps, int32_t *tiles, int32_t *chunks);
 #define ATTN_GROUP_BYTES 165952
 #define ATTN_COLUMN_PLACE 2176 /* of a leaf's weights for one of two readers */

@@ -89,19 +89,15 @@ int attn_codes_launch(struct cuda_backend *be, const struct kn_attention *a, con
     return rc;
 }
 
-/* Rows in turns of 16, so that they begin with a tile. */
+/* As many rows at a time as there is scratch for. */
 int attn_codes_tree(struct cuda_backend *be, const struct kn_kv *kv, const struct attn *base,
                     const struct kn_kv *tail, const int32_t *pos, const uint8_t *path)
 {
     const int32_t d = base->d, n_kv = base->n_kv, n_rep = base->n_rep, two = d <= 128 ? 2 : 1;
     const int32_t held = kv_positions(base->where),
                   slots = attn_codes_nodes(held, base->n + 1, base->window, true, be->head.kv_bound);
-    const size_t tile = (size_t)TILE * (size_t)(d + 2) * sizeof(float) * (size_t)n_kv * (size_t)slots;
-    int32_t turn = base->n;
-    while (turn > 16 && (size_t)((turn * n_rep + TILE - 1) / TILE + 1) * tile > be->scratch_rows_bytes)
-        turn -= 16;
-    turn = turn < base->n ? turn / 16 * 16 : turn;
-    if ((size_t)((turn * n_rep + TILE - 1) / TILE + 1) * tile > be->scratch_rows_bytes)
+    const int32_t turn = attn_codes_turn(base->n, n_rep, n_kv, d, slots, be->scratch_rows_bytes);
+    if (turn < 1)
         return cuda_fail(
             be, KN_EINVAL,
             "attention: a tree of %d heads of %d over a ring of %d wants more scratch than the %zu bytes "

@@ -26,9 +26,9 @@
 
 #define CODES_PATH KN_CYCLE_ROWS
 
-/* What attn_codes and codes_merge take. A tree's rows (kernels.h, struct kn_tree): first the nodes before the
- * anchor's, as of a chain (shared); then, a block a row, what lies behind, by the row's path (PATHS). Windows
- * see few keys: there the second takes all. */
+/* What attn_codes and codes_merge take. A tree's rows (ops/cycle.h, struct kn_tree): first the nodes before
+ * the anchor's, as of a chain (shared); then, a block a row, what lies behind, by the row's path (PATHS).
+ * Windows see few keys: there the second takes all. */
 struct codes_args {
     struct attn a;
     struct kv_side k, v;

@@ -1,5 +1,5 @@
 /* attention/kv.cuh - the device's door to keys and values: where a position lies, what a row is made of, how
- * rows are brought in. kernels.h has the concept; no other file of this backend knows a ring's size or what a
+ * rows are brought in. ops/kv.h has the concept; no other file of this backend knows a ring's size or what a
  * number of a cache looks like.
  *
  * Where. kv_where stands in the arguments of every kernel that reads or writes a cache. A leaf (64

@@ -1,5 +1,5 @@
-/* attention/sparse.cuh - lists of blocks (kernels.h, struct kn_sparse): sparse.cu makes them, the forms for
- * prompts walk along them.
+/* attention/sparse.cuh - lists of blocks (ops/attention.h, struct kn_sparse): sparse.cu makes them, the forms
+ * for prompts walk along them.
  *
  * A block of threads has rows of one block of positions and one kv head, so one list. It takes the keys of
  * the list's blocks in order, as it would take all, and behind them the means of the blocks that are not in

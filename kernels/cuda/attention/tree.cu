@@ -1,5 +1,5 @@
 /* attention/tree.cu - attention of the rows of a tree: what is committed from the ring, the keys of a row's
- * path from its tail, into the places that they have in a chain (kernels.h, struct kn_tree).
+ * path from its tail, into the places that they have in a chain (ops/cycle.h, struct kn_tree).
  *
  * The leaves before the one that holds the anchor are the same for all rows. attn_tree_shared takes them, a
  * block a (tile of rows, kv head, some nodes), and leaves a partial result a node in memory, of the last node
@@ -419,7 +419,8 @@ int attn_tree(struct cuda_backend *be, const struct kn_attention *a, const struc
     r.row_tiles = attn_tiles(1, p->n_rep);
     cuda_count(be, CUDA_ATTN_TREE);
     const struct cuda_device dev = cuda_device_of(be);
-    if (attn_form_takes(ATTN_CODES, &dev, p->d, a->n, a->kv->type.k, a->kv->type.v))
+    if (attn_form_takes(ATTN_CODES, &dev, p->d, a->n, a->kv->type.k, a->kv->type.v) &&
+        attn_codes_bytes(p->d, p->d <= 128 ? 2 : 1, a->kv->type.k, a->kv->type.v) <= (size_t)be->smem_block)
         return attn_codes_tree(be, a->kv, p, tail, a->tree->pos, a->tree->path[0]);
     const bool bf16 = kv_bf16(p->type);
     const struct tree_form f = p->d == 64    ? form_of<64>(bf16)

@@ -1,8 +1,9 @@
 /* chain.cuh - one row through many operations in a single launch: products, each of which reads what the one
  * before wrote, and attention between them; all layers of a dense model.
  *
- * Concepts. A *step* is a product (norm_linear, linear, norm_gated) of one row with weights of Q4_K, Q5_K,
- * Q6_K and IQ4_XS, of Q8_0, Q4_0, Q5_0 and IQ4_NL, of F16, of BF16 or of F32, or attend or delta of one row.
+ * Concepts. A *step* is a product (norm_linear, linear, norm_gated) of one row with weights of Q2_K to Q6_K
+ * and IQ4_XS, of blocks of 32 (Q8_0, Q4_0, Q5_0, Q4_1, Q5_1, IQ4_NL, MXFP4), of F16, of BF16 or of F32, or
+ * attend or delta of one row.
  * A product of matrices of several of these kinds is a step a kind; these read the same row, and their
  * outputs stand where those of one step would. A *chain* is a run of steps. The operations collect steps
  * (chain_add, chain_attend); whatever else is launched, copied or waited for first launches what was
@@ -37,7 +38,8 @@
  * Over a short context keys and values have a place of their own beside the ring, asked for during the step
  * before, or, where outputs come early, stand in turn where activations and terms were, brought to the L2
  * cache steps before (chain/attend.cuh); over a long one, which the bound of positions tells, they come
- * through the ring like weights (chain/far.cuh, chain/far_ring.cuh).
+ * through the ring like weights (chain/far.cuh, chain/far_ring.cuh). Quantised ones are copied by the warps
+ * that attend, into places that the ring keeps for them (chain/codes.cuh).
  *
  * Arithmetic: that of mm_int.cuh and attention/step.cuh to the bit; of types other than K: chain/items.cuh.
  * One row needs one column of the mma's B; here its eight columns are the sub-blocks of a 256-column block,

@@ -178,7 +178,7 @@ struct chain_args {
  * blocks share, chain/post.cuh and chain/wide.cuh, which has all attention then; delta nets or gated rows,
  * and no attention then; these and such pairs; steps of types other than K; these and keys through the ring;
  * quantised keys and values (chain/codes.cuh), without such steps and with them; those with such steps where
- * some are of Q2_K, Q3_K, Q4_1 or Q5_1. */
+ * some are of Q2_K, Q3_K, Q4_1, Q5_1 or MXFP4. */
 enum chain_form {
     CHAIN_FEW,
     CHAIN_PAIRS,

@@ -101,7 +101,8 @@ void cuda_free_host(struct kn_backend *kb, void *p)
 }
 
 /* From pageable memory the driver copies to a buffer of its own before it returns: host may be reused at
- * once. */
+ * once. What alloc_host or alloc_shared gave is read in the stream's turn: until then nobody but the stream
+ * may write it. */
 static int cuda_upload(struct kn_backend *kb, void *dst, const void *host, size_t bytes)
 {
     struct cuda_backend *be = cuda_of(kb);

@@ -99,11 +99,12 @@ int cuda_experts_down(struct kn_backend *, float *out, const struct kn_weight *w
 int cuda_mixture(struct kn_backend *, const struct kn_mixture *);
 bool cuda_mixture_shares(const struct kn_weight *experts, const struct kn_weight *shared);
 
-/* cycle.cu. Put its operations into the table; direct: without those that record. */
+/* core/cycle.cu. Put its operations into the table; direct: without those that record. */
+void cuda_cycle_table(struct kn_ops *t, bool direct);
+
 /* core/tree.cu. Put its operations into the table. */
 void cuda_tree_table(struct kn_ops *t);
 /* Candidates to the host, where the offering has any; before the offer. */
 int cuda_offer_candidates(struct cuda_backend *, const struct kn_offering *);
-void cuda_cycle_table(struct kn_ops *t, bool direct);
 
 #endif

@@ -1,4 +1,4 @@
-/* tree.cu - what a verify of a tree needs beside its rows (kernels.h, struct kn_tree): the path that stays,
+/* tree.cu - what a verify of a tree needs beside its rows (ops/cycle.h, struct kn_tree): the path that stays,
  * its keys, values, inputs of recurrent layers and features to where a chain's are; candidates for the host.
  *
  * Nothing here starts early: each is a few KB, bound by its launch. settle is one launch for up to

@@ -4,9 +4,11 @@
  * before  a block a panel (16 outputs) of W, or two, or none; it lies where down's weights will. The row was
  * rounded by the launch before, which hands it over while it still runs (experts/hand.cuh) or has left it in
  * memory. What the outputs come to is the residual that the blocks add the mixture to; everyone gets it as
- * words and norms it for itself.  behind  up to BEHIND_MOST panels a block, which lie
- * where gate's and up's weights were (those that reach into down's are asked for when these are done with),
- * so they come while h is handed over. Sums as mm_kernel.cuh adds them: by units within a slice, then slices.
+ * words and norms it for itself.
+ *
+ * behind  up to BEHIND_MOST panels a block, which lie where gate's and up's weights were (those that reach
+ * into down's are asked for when these are done with), so they come while h is handed over. Sums as
+ * mm_kernel.cuh adds them: by units within a slice, then slices.
  *
  * Wins: eight layers of 30B-A3B at one row 0.438 to 0.388 ms. dflash-bench rows -m 30b-a3b-q4_k_m.gguf
  * --device cuda --rows 1 --context 512 */

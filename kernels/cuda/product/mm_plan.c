@@ -58,8 +58,10 @@ bool mm_plan_slices(const struct mm_type *t, int64_t n_in, struct mm_args *a)
     a->units = (int32_t)((n_in + t->unit_k - 1) / t->unit_k);
     product_slices(t, n_in, &a->slice_units, &a->slices);
     a->slice_row = mm_slice_row(t->act, a->slice_units);
+    const size_t wide = t->act == MM_ACT_K ? (size_t)mm_wide_slice(MM_WIDE_MOST, a->slice_units) : 0;
     return a->slices <= MM_SLICES_MAX && (n_in + 255) / 256 <= MM_ROW_BLOCKS &&
-           (size_t)a->slices * (size_t)a->slice_row * MM_PREP_ROWS <= MM_ROWS_BYTES;
+           (size_t)a->slices * (size_t)a->slice_row * MM_PREP_ROWS <= MM_ROWS_BYTES &&
+           (size_t)a->slices * wide <= MM_ROWS_BYTES;
 }
 
 /* ---- the matrices of a launch ---- */

@@ -201,7 +201,7 @@ struct mm_add {
 
 /* ---- planning ---- */
 
-#define MM_ROWS_BYTES ((size_t)32 << 20) /* MM_PREP_ROWS rows of the longest kind */
+#define MM_ROWS_BYTES ((size_t)32 << 20) /* rows prepared at a time, of all that mm_plan_slices takes */
 #define MM_GROUPS 512                    /* groups of blocks, at most: multiprocessors, twice */
 
 /* The kernel that runs. */

@@ -4,8 +4,7 @@
  * Q4_K, Q5_K: the scale is 8 h + l, bytes are code * l and code * h, at most 31 * 7; four at once by one
  * multiplication. Others: |P| = |code * scale| is Q6_K 4,096, IQ4_XS 4,064, Q3_K 128, in 16 bits: its low
  * byte, unsigned, and its high byte, signed (types with grids: 1,922). Q2_K: 45, a low byte alone. Sums of
- * 256 columns: low < 255 * 127
- * * 256 < 2^23, weight * high < 2^29. */
+ * 256 columns: low below 2^23 (255 times 127 times 256), weight times high below 2^29. */
 #ifndef DFLASH_CUDA_MM_WIDE_CODES_CUH
 #define DFLASH_CUDA_MM_WIDE_CODES_CUH
 

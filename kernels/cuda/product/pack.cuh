@@ -11,19 +11,25 @@
  *   2) + 16 h
  *   Q8_0          [lane][4] words, word 2 s + r % 2: byte 2 h + r / 2: registers of an mma of 8 bits
  *   Q2, Q3 codes  as the Q6 high pairs; Q3_K's third bits follow as Q5_K's high bits
- *   scales        32-blocks [g] words d of rows g, g + 8 (MXFP4: [g] byte pairs), then (types with minimums:
- * interleaved) m of both; Q4_K, Q5_K: the 16-byte records of 16 rows; Q6_K: 16 scales (128 added) of 16 rows,
- * then [g] words d; IQ4_XS: the first 8 bytes of 16 rows; Q2_K: 16 bytes of 16 rows, then [g] words d and
- * dmin of rows g, g + 8; Q3_K: 12 bytes of 16 rows, then [g] words d grids         parts as grid_layout has
- * them. *Places* of a lane: (j, s, hi), bit 4 j + 2 s + hi: columns 32 j + 16 s + 4 q .. + 3 of row g + 8 hi.
- * Own: of a lane (IQ3, points of 4), or of lane / 2. indices [2][own][4] words: word j, byte 2 s + hi: the
- * low 8 bits; then, a bit a place, [own] words for each bit above; signs [lane][4] words: word j / 2, element
- * e of 4 at bit 16 hi + 4 e + 2 (j % 2) + s; where 8 signs are even in number [3][lane] words: elements 0 to
- * 2 of words 0 to 2 where they are, and where element 3 would be those of word 3: element i in word i; and
- * [lane / 2] words: whether the first four of a point are odd in number, of word i at bit 16 hi + 4 i + 2 (j
- * % 2) + s; IQ1_M a bit a place; scales of 16 rows, 4 or 3 bits each in order (IQ1_S: bit 3 the sign; IQ1_M:
- * d behind them), then (not IQ1_M) [g] words d F16, BF16     [s][lane][4] words, word r; F32 [s][2][lane][4]
- * words: word 2 (r % 2) + h of part r / 2 */
+ *   scales        32-blocks [g] words d of rows g, g + 8 (MXFP4: [g] byte pairs), then (types with
+ *                 minimums: interleaved) m of both; Q4_K, Q5_K: the 16-byte records of 16 rows; Q6_K: 16
+ *                 scales (128 added) of 16 rows, then [g] words d; IQ4_XS: the first 8 bytes of 16 rows;
+ *                 Q2_K: 16 bytes of 16 rows, then [g] words d and dmin of rows g, g + 8; Q3_K: 12 bytes of
+ *                 16 rows, then [g] words d
+ *   F16, BF16     [s][lane][4] words, word r; F32 [s][2][lane][4] words: word 2 (r % 2) + h of part r / 2
+ *
+ * Types with grids, by parts that begin where grid_layout has them. A *place* of a lane, (j, s, hi), is bit
+ * 4 j + 2 s + hi: columns 32 j + 16 s + 4 q .. + 3 of row g + 8 hi. Own: of a lane (IQ3, points of 4), or of
+ * lane / 2.
+ *   indices       [2][own][4] words: word j, byte 2 s + hi: the low 8 bits; then, a bit a place, [own] words
+ *                 for each bit above
+ *   signs         [lane][4] words: word j / 2, element e of 4 at bit 16 hi + 4 e + 2 (j % 2) + s. Where 8
+ *                 signs are even in number [3][lane] words: elements 0 to 2 of words 0 to 2 where they are,
+ *                 and where element 3 would be those of word 3: element i in word i; and [lane / 2] words:
+ *                 whether the first four of a point are odd in number, of word i at bit
+ *                 16 hi + 4 i + 2 (j % 2) + s. IQ1_M: a bit a place
+ *   scales        of 16 rows, 4 or 3 bits each in order (IQ1_S: bit 3 the sign; IQ1_M: d behind them), then
+ *                 (not IQ1_M) [g] words d */
 #ifndef DFLASH_CUDA_PACK_CUH
 #define DFLASH_CUDA_PACK_CUH
 

@@ -73,6 +73,7 @@ static const struct attention_case {
     {33, 1, 8, 20, 1, 64, 512, 400, 100, KN_F16, KN_Q8_0},
     {9, 2, 8, 6, 2, 96, 512, 300, 0, KN_Q4_0, KN_Q5_0},
     {9, 2, 8, 32, 8, 128, 512, 250, 0, KN_Q4_0, KN_BF16},
+    {31, 2, 8, 32, 2, 512, 16384, 9000, 0, KN_Q4_0, KN_Q4_0}, /* not all at once: 30 rows, then one */
 };
 
 /* Rows of a cache like kv. */

@@ -75,6 +75,53 @@ static void test_table(void **state)
     assert_true(lines > 1000); /* a table cut short is no table */
 }
 
+/* Rows that are taken fit where they are prepared, as many as there are at a time. */
+static void test_long_rows(void **state)
+{
+    (void)state;
+    const struct mm_type *t = product_type_of(KN_Q4_K);
+    int64_t longest = 0;
+    for (int64_t n_in = 256; n_in <= 1 << 19; n_in += 256) {
+        struct mm_args a = {0};
+        if (!mm_plan_slices(t, n_in, &a)) continue;
+        longest = n_in;
+        assert_true((size_t)a.slices * (size_t)mm_wide_slice(MM_WIDE_MOST, a.slice_units) <= MM_ROWS_BYTES);
+        assert_true((size_t)a.slices * (size_t)a.slice_row * MM_PREP_ROWS <= MM_ROWS_BYTES);
+    }
+    assert_true(longest > 1 << 17);
+}
+
+/* What is reserved is enough for a tree of any number of rows, however long the context: rows that go
+ * together have room for the tiles of their blocks, and the next ones begin with a tile. */
+static void test_trees_over_codes(void **state)
+{
+    (void)state;
+    static const int32_t heads[] = {64, 128, 256, 512}, positions[] = {512, 4096, 16384, 131072, 262144};
+    long turns = 0;
+    for (size_t h = 0; h < sizeof heads / sizeof *heads; h++)
+        for (size_t k = 0; k < sizeof positions / sizeof *positions; k++)
+            for (int32_t n_rep = 1; n_rep <= 20; n_rep++)
+                for (int32_t n_kv = 1; n_kv <= 32; n_kv *= 2)
+                    for (int32_t n = 1; n <= ATTN_FEW; n++) {
+                        const int32_t d = heads[h], two = d <= 128 ? 2 : 1;
+                        const struct kn_kv kv = {NULL, NULL, {KN_Q8_0, KN_Q8_0}, positions[k], n_kv, d};
+                        const int32_t slots = attn_codes_nodes(positions[k], n + 1, 0, true, 0);
+                        const size_t tile = (size_t)ATTN_TILE * (size_t)(d + 2) * 4 * (size_t)(n_kv * slots),
+                                     room = attn_scratch(n % 3 ? 64 : n, n_kv * n_rep, &kv, 0);
+                        const int32_t turn = attn_codes_turn(n, n_rep, n_kv, d, slots, room),
+                                      tiles = (attn_tiles(turn, n_rep) + two - 1) / two * two;
+                        if (turn < 1 || turn > n || (turn < n && turn * n_rep % ATTN_TILE) ||
+                            (size_t)tiles * tile > room)
+                            fail_msg("%d rows, %d of %d heads of %d, %d positions: %d rows in %zu bytes", n,
+                                     n_kv, n_rep, d, positions[k], turn, room);
+                        turns += turn < n;
+                    }
+    assert_true(turns > 1000);
+    assert_int_equal(attn_codes_turn(31, 6, 4, 256, 6, (size_t)12 * 6 * 4 * 16 * 258 * 4), 31);
+    assert_int_equal(attn_codes_turn(31, 6, 4, 256, 6, (size_t)11 * 6 * 4 * 16 * 258 * 4), 24);
+    assert_int_equal(attn_codes_turn(31, 6, 4, 256, 6, (size_t)2 * 6 * 4 * 16 * 258 * 4), 0);
+}
+
 static int write_table(void)
 {
     char *now = choose_all();
@@ -90,6 +137,7 @@ static int write_table(void)
 int main(int argc, char **argv)
 {
     if (argc == 2 && !strcmp(argv[1], "--write")) return write_table();
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_table)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_table), cmocka_unit_test(test_long_rows),
+                                       cmocka_unit_test(test_trees_over_codes)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -164,8 +164,10 @@ static void test_drafter_config(void **state)
         {{{"dflash_config", "{\"mask_token_id\": 39, \"aux_hidden_state_layer_ids\": [0, 1]}"}}, NULL},
         {{{"target_layer_ids", "[0, 2]"}},
          "d/config.json: dflash_config.target_layer_ids and target_layer_ids disagree ([0,1] against [0,2])"},
-        {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, -1]}"}},
-         "d: dflash_config.target_layer_ids[1] is out of range (expected a zero-based layer, got -1)"},
+        {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, -2]}"}},
+         "d: dflash_config.target_layer_ids[1] is out of range (expected a zero-based layer, or -1, the "
+         "embeddings, got -2)"},
+        {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [-1, 1]}"}}, NULL},
         {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 3]}"}},
          "d: tap 1 is out of range (expected below the target's 3 layers, got 3)"},
         {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1, 2]}"}},

@@ -148,27 +148,45 @@ static inline void expect_error(int rc, const struct err *e, enum err_class code
         fail_msg("got (%d) %s; expected (%d) ... %s", e->code, e->msg, code, what);
 }
 
-/* The pair in a directory of its own, the prompt, the backend. 0, or 4 having said why not. */
-static inline int engine_begin(void)
+/* Of a group of tests: the pair in a directory of its own, the prompt, the backend. */
+static inline int engine_begin(void **state)
 {
     struct err e = {0};
+    (void)state;
     scratch_begin();
     snprintf(target_path, sizeof target_path, "%s", scratch("target.gguf"));
     snprintf(drafter_path, sizeof drafter_path, "%s", scratch("drafter.gguf"));
     if (tiny_write(target_path, &(struct tiny){.seed = 1}, &e) ||
         tiny_write(drafter_path, &(struct tiny){.seed = 2, .drafter = true}, &e)) {
         fprintf(stderr, "%s\n", e.msg);
-        return 4;
+        return -1;
     }
     make_prompt(TINY_VOCAB - 1);
     be = open_backend("auto", 1);
     return 0;
 }
 
-static inline void engine_end(void)
+static inline int engine_end(void **state)
 {
+    (void)state;
     kn_backend_close(be);
     scratch_end();
+    return 0;
+}
+
+/* The same with the pair's target loaded, for tests that leave it as it is. */
+static struct model *pair_target;
+static inline int engine_begin_target(void **state)
+{
+    if (engine_begin(state)) return -1;
+    pair_target = load(target_path, be);
+    return 0;
+}
+
+static inline int engine_end_target(void **state)
+{
+    model_free(pair_target);
+    return engine_end(state);
 }
 
 #endif

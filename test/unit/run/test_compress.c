@@ -12,8 +12,15 @@ static void test_budget(void **state)
 {
     (void)state;
     assert_int_equal(compress_budget(1, 77), 77);
-    assert_int_equal(compress_budget(0.5, 77), 39);
-    assert_int_equal(compress_budget(1e-9, 77), 1);
+    assert_int_equal(compress_budget(0.5f, 77), 39);
+    assert_int_equal(compress_budget(0.5f, 78), 39);
+    for (int32_t n = 10; n <= 1 << 20; n *= 2) { /* numbers whose floats are larger, and smaller */
+        assert_int_equal(compress_budget(0.3f, n * 10), n * 3);
+        assert_int_equal(compress_budget(0.7f, n * 10), n * 7);
+        assert_int_equal(compress_budget(0.1f, n * 10), n);
+    }
+    assert_int_equal(compress_budget(1, 1 << 24), 1 << 24);
+    assert_int_equal(compress_budget(1e-9f, 77), 1);
 }
 
 static void test_choose(void **state)
@@ -346,9 +353,5 @@ int main(void)
         cmocka_unit_test(test_whole),   cmocka_unit_test(test_places),   cmocka_unit_test(test_slot),
         cmocka_unit_test(test_refused),
     };
-    const int begun = engine_begin();
-    if (begun) return begun;
-    const int rc = cmocka_run_group_tests(tests, NULL, NULL);
-    engine_end();
-    return rc;
+    return cmocka_run_group_tests(tests, engine_begin, engine_end);
 }

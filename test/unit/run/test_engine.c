@@ -517,8 +517,5 @@ int main(void)
         cmocka_unit_test(test_rows),           cmocka_unit_test(test_nan_target),
         cmocka_unit_test(test_nan_drafter),    cmocka_unit_test(test_memory),
     };
-    if (engine_begin()) return 4;
-    int rc = cmocka_run_group_tests_name("engine", tests, NULL, NULL);
-    engine_end();
-    return rc;
+    return cmocka_run_group_tests_name("engine", tests, engine_begin, engine_end);
 }

@@ -293,8 +293,5 @@ int main(void)
         cmocka_unit_test(test_trace_from_prefill), cmocka_unit_test(test_own_ends),
         cmocka_unit_test(test_trace_sampled),      cmocka_unit_test(test_coupled),
     };
-    if (engine_begin()) return 4;
-    int rc = cmocka_run_group_tests_name("engine_trace", tests, NULL, NULL);
-    engine_end();
-    return rc;
+    return cmocka_run_group_tests_name("engine_trace", tests, engine_begin, engine_end);
 }

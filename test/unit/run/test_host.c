@@ -234,18 +234,6 @@ static void test_options(void **state)
     model_free(t);
 }
 
-static int setup(void **state)
-{
-    (void)state;
-    return engine_begin();
-}
-static int teardown(void **state)
-{
-    (void)state;
-    engine_end();
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -253,5 +241,5 @@ int main(void)
         cmocka_unit_test(test_recorded), cmocka_unit_test(test_resumed),
         cmocka_unit_test(test_options),  cmocka_unit_test(test_states_are_alike),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, engine_begin, engine_end);
 }

@@ -425,8 +425,5 @@ int main(void)
         cmocka_unit_test(test_histories), cmocka_unit_test(test_restored), cmocka_unit_test(test_choose),
         cmocka_unit_test(test_refused),
     };
-    if (engine_begin()) return 4;
-    int rc = cmocka_run_group_tests_name("lookups", tests, open_all, close_all);
-    engine_end();
-    return rc;
+    return cmocka_run_group_tests_name("lookups", tests, open_all, close_all);
 }

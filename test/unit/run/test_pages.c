@@ -213,18 +213,6 @@ static void test_refused(void **state)
     model_free(d), model_free(t);
 }
 
-static int setup(void **state)
-{
-    (void)state;
-    return engine_begin();
-}
-static int teardown(void **state)
-{
-    (void)state;
-    engine_end();
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -233,5 +221,5 @@ int main(void)
         cmocka_unit_test(test_next_stream), cmocka_unit_test(test_refused),
         cmocka_unit_test(test_resumed),     cmocka_unit_test(test_other_pool),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, engine_begin, engine_end);
 }

@@ -397,8 +397,5 @@ int main(void)
         cmocka_unit_test(test_plans), cmocka_unit_test(test_fixed),  cmocka_unit_test(test_plain_arm),
         cmocka_unit_test(test_auto),  cmocka_unit_test(test_script), cmocka_unit_test(test_refused),
     };
-    if (engine_begin()) return 4;
-    int rc = cmocka_run_group_tests_name("plans", tests, NULL, NULL);
-    engine_end();
-    return rc;
+    return cmocka_run_group_tests_name("plans", tests, engine_begin, engine_end);
 }

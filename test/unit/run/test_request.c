@@ -56,7 +56,14 @@ static void test_words(void **state)
         {"park both", REQUEST_BAD, true, "bad_args"},
         {"free drafter", REQUEST_FREE_DRAFTER, true, NULL},
         {"free", REQUEST_BAD, true, "bad_args"},
-        {"compress a b c d e f g", REQUEST_COMPRESS, true, NULL},
+        {"compress a 500 b", REQUEST_COMPRESS, true, NULL},
+        {"compress\ta\t1000\tb\tnopark", REQUEST_COMPRESS, true, NULL},
+        {"compress a 500", REQUEST_BAD, true, "bad_args"},
+        {"compress a 0 b", REQUEST_BAD, true, "bad_args"},
+        {"compress a 1001 b", REQUEST_BAD, true, "bad_args"},
+        {"compress a 0.5 b", REQUEST_BAD, true, "bad_args"},
+        {"compress a 500 b park", REQUEST_BAD, true, "bad_args"},
+        {"compress a 500 b nopark c", REQUEST_BAD, true, "bad_args"},
         {"quit", REQUEST_QUIT, false, NULL},
         {"exit", REQUEST_QUIT, false, NULL},
     };
@@ -170,10 +177,10 @@ static void test_json(void **state)
 static void test_no_memory(void **state)
 {
     static const char *const lines[] = {
-        "generate ./a 5 ./b samp=1,1,0,1,2",
+        "generate ./a 5 ./b samp=1,1,0,1,2", "compress ./a 500 ./b nopark",
         "{\"id\":\"a\",\"file\":\"f\",\"stop\":[8],\"stop_text\":[\"x\",\"y\"],\"save_state\":\"s\"}"};
     (void)state;
-    for (size_t i = 0; i < 2; i++)
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++)
         for (uint64_t nth = 1, failed = 1; failed; nth++) {
             struct err e = {0};
             struct request r;

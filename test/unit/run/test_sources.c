@@ -5,20 +5,19 @@
  * blocks with those that their source drafts alone, states with those of a prefill. */
 #include "hybrid_fixture.h"
 
-/* The sources of a test: its drafter, and with the state `both` the MTP block beside it. */
+/* A target of a kind and the sources beside it: a drafter, and beside that the MTP block. */
 struct sources {
-    struct model *d, *b;
-    struct source x, beside;
+    struct model *t, *d, *b;
+    struct source x, beside, alone; /* alone: x with none beside */
 };
-static bool both;
 
-static void sources_open(struct sources *y, void **state)
+static void sources_open(struct sources *y, int kind)
 {
-    void *none = NULL, *mtp = &both;
-    *y = (struct sources){.d = drafter(*state == &both ? &none : state)};
-    y->x = source_drafter(y->d);
-    if (*state != &both) return;
+    void *dflash = NULL, *mtp = y;
+    *y = (struct sources){.t = target(kind)};
+    y->d = drafter(&dflash);
     y->b = drafter(&mtp);
+    y->alone = y->x = source_drafter(y->d);
     y->beside = source_drafter(y->b);
     y->x.beside = &y->beside;
 }
@@ -27,25 +26,30 @@ static void sources_close(struct sources *y)
 {
     model_free(y->b);
     model_free(y->d);
+    model_free(y->t);
+}
+
+/* The plain stream, and the streams of both sources, each alone, which propose otherwise. */
+static void runs_alone(struct sources *y, int sampler, struct run *plain, struct run ref[2])
+{
+    run_planned(y->t, NULL, sampler, 0, NULL, 0, plain);
+    run_planned(y->t, &y->alone, sampler, 0, NULL, 1, &ref[0]);
+    run_planned(y->t, &y->beside, sampler, 0, NULL, 1, &ref[1]);
+    assert_memory_not_equal(ref[0].trace, ref[1].trace, sizeof ref[0].trace);
 }
 
 /* Two sources, of which any may propose, and none, in any order: each proposes what it proposes alone. */
 static void test_two(void **state)
 {
+    (void)state;
     static struct run plain, ref[2], r;
     static const int32_t every[] = {0, 2, 3, 6};
     int32_t by[2] = {0, 0};
     for (int kind = 0; kind < KINDS; kind++) {
-        struct model *t = target(kind);
         struct sources of;
-        sources_open(&of, state);
+        sources_open(&of, kind);
         for (int sampler = 0; sampler < 2; sampler++) {
-            struct source alone = of.x;
-            alone.beside = NULL;
-            run_planned(t, NULL, sampler, 0, NULL, 0, &plain);
-            run_planned(t, &alone, sampler, 0, NULL, 1, &ref[0]);
-            run_planned(t, &of.beside, sampler, 0, NULL, 1, &ref[1]);
-            assert_memory_not_equal(ref[0].trace, ref[1].trace, sizeof ref[0].trace);
+            runs_alone(&of, sampler, &plain, ref);
             for (uint32_t i = 0; i < OFTEN(72); i++) {
                 struct source second = of.beside, first = of.x;
                 struct draw draw = {.x = i * 2654435761u + 7,
@@ -58,14 +62,13 @@ static void test_two(void **state)
                 if (i / 8 % 2)
                     second = first, second.beside = NULL, first = of.beside, first.beside = &second;
                 if (i / 4 % 2) recorder_on(be);
-                run_planned(t, &first, sampler, every[i % 4], &p, 0, &r);
+                run_planned(of.t, &first, sampler, every[i % 4], &p, 0, &r);
                 if (i / 4 % 2) recorder_off(be);
                 same(&plain, &r, false);
                 by[0] += draw.by[0], by[1] += draw.by[1];
             }
         }
         sources_close(&of);
-        model_free(t);
     }
     assert_true(by[0] > 300 && by[1] > 300);
 }
@@ -73,22 +76,18 @@ static void test_two(void **state)
 /* The same with trees among the plans: of the block's rows, of the MTP block's steps, and of either. */
 static void test_trees(void **state)
 {
+    (void)state;
     static struct run plain, ref[2], r;
     int treed = 0;
     int32_t by[2] = {0, 0};
     for (int kind = 0; kind < KINDS; kind++) {
-        struct model *t = target(kind);
         struct sources of;
-        sources_open(&of, state);
+        sources_open(&of, kind);
         for (int sampler = 0; sampler < 2; sampler++) {
-            struct source alone = of.x;
-            alone.beside = NULL;
-            run_planned(t, NULL, sampler, 0, NULL, 0, &plain);
-            run_planned(t, &alone, sampler, 0, NULL, 1, &ref[0]);
-            run_planned(t, &of.beside, sampler, 0, NULL, 1, &ref[1]);
+            runs_alone(&of, sampler, &plain, ref);
             planned_tree = 20;
             for (uint32_t i = 0; i < OFTEN(36); i++) {
-                struct source *const with[] = {&of.x, &of.beside, &alone};
+                struct source *const with[] = {&of.x, &of.beside, &of.alone};
                 const bool two = i % 3 == 0;
                 struct draw draw = {.x = i * 2654435761u + 11,
                                     .most = BLOCK,
@@ -98,7 +97,7 @@ static void test_trees(void **state)
                                     .refs = {i % 3 == 1 ? &ref[1] : &ref[0], &ref[1]}};
                 const struct planner p = draw_planner(&draw);
                 if (i / 6 % 2) recorder_on(be);
-                run_planned(t, with[i % 3], sampler, i / 3 % 2 ? 3 : 0, &p, 0, &r);
+                run_planned(of.t, with[i % 3], sampler, i / 3 % 2 ? 3 : 0, &p, 0, &r);
                 if (i / 6 % 2) recorder_off(be);
                 same(&plain, &r, false);
                 treed += draw.treed;
@@ -107,7 +106,6 @@ static void test_trees(void **state)
             planned_tree = 0;
         }
         sources_close(&of);
-        model_free(t);
     }
     assert_true(treed > 200 && by[0] > 100 && by[1] > 50);
 }
@@ -115,39 +113,38 @@ static void test_trees(void **state)
 /* What cannot be together. */
 static void test_two_refused(void **state)
 {
+    (void)state;
     struct err e = {0};
     struct engine *g;
     struct sources of;
-    struct model *t = target(0);
-    sources_open(&of, state);
+    sources_open(&of, 0);
     const struct session_options o = {.ctx = 400, .chunk = 16, .kv = {KN_F16, KN_F16}};
     struct source same = of.x, third = of.beside;
     same.beside = NULL, of.x.beside = &same;
-    assert_int_equal(engine_open(&g, t, &of.x, &o, &e), -1);
+    assert_int_equal(engine_open(&g, of.t, &of.x, &o, &e), -1);
     assert_non_null(strstr(e.msg, "source dflash cannot stand beside another"));
     e = (struct err){0}, of.x.beside = &of.beside, of.beside.beside = &third;
-    assert_int_equal(engine_open(&g, t, &of.x, &o, &e), -1);
+    assert_int_equal(engine_open(&g, of.t, &of.x, &o, &e), -1);
     assert_non_null(strstr(e.msg, "more than 2 sources"));
     struct script k = {.source = {.op = &script_ops, .rows = BLOCK}};
     e = (struct err){0}, of.x.beside = &k.source;
-    assert_int_equal(engine_open(&g, t, &of.x, &o, &e), -1);
+    assert_int_equal(engine_open(&g, of.t, &of.x, &o, &e), -1);
     assert_non_null(strstr(e.msg, "source script cannot stand beside another"));
     sources_close(&of);
-    model_free(t);
 }
 
 /* The contexts of both, wherever a stream stops, is saved, goes on, and takes turns with others. */
 static void test_contexts(void **state)
 {
+    (void)state;
     int cut = 0;
     for (int kind = 0; kind < KINDS; kind++) {
-        struct model *t = target(kind);
         struct sources of;
-        sources_open(&of, state);
+        sources_open(&of, kind);
         for (int i = 0; i < 4; i++) {
             struct setting y[STREAMS];
             const bool recorded = (i ^ i >> 1) & 1;
-            for (int k = 0; k < STREAMS; k++) y[k] = setting(t, &of.x, i * 3, 5 + 31 * k);
+            for (int k = 0; k < STREAMS; k++) y[k] = setting(of.t, &of.x, i * 3, 5 + 31 * k);
             if (recorded) recorder_on(be);
             any_stop(&y[1], 8, (uint32_t)i, ".", &cut);
             any_times(&y[1], (uint32_t)i * 5 + 3, recorded, ".");
@@ -158,7 +155,6 @@ static void test_contexts(void **state)
             if (recorded) recorder_off(be);
         }
         sources_close(&of);
-        model_free(t);
     }
     assert_true(cut > 0);
 }
@@ -167,15 +163,15 @@ static void test_contexts(void **state)
  */
 static void test_states(void **state)
 {
+    (void)state;
     static struct run whole, r;
     struct err e = {0};
-    struct model *t = target(0);
     struct sources of;
-    sources_open(&of, state);
+    sources_open(&of, 0);
     struct source first = of.x, second = of.beside, alone[2] = {of.x, of.beside};
     first.beside = NULL, second.beside = &first, alone[0].beside = NULL;
     struct source *with[] = {&of.x, &second, &alone[0], &alone[1], NULL};
-    struct setting y = setting(t, &of.x, 1, 33);
+    struct setting y = setting(of.t, &of.x, 1, 33);
     struct engine *g = setting_engine(&y, true);
     struct session *s = setting_stream(&y, g);
     must(session_prefill(s, prompt, 33, NULL, NULL, &e), &e);
@@ -217,19 +213,13 @@ static void test_states(void **state)
     session_free(s);
     engine_close(g);
     sources_close(&of);
-    model_free(t);
 }
-
-/* A source beside another. */
-#define BOTH(test)                                                                                           \
-    {                                                                                                        \
-#test, test, NULL, NULL, &both                                                                       \
-    }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        BOTH(test_two), BOTH(test_trees), BOTH(test_two_refused), BOTH(test_contexts), BOTH(test_states),
+        cmocka_unit_test(test_two),      cmocka_unit_test(test_trees),  cmocka_unit_test(test_two_refused),
+        cmocka_unit_test(test_contexts), cmocka_unit_test(test_states),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

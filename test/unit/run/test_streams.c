@@ -143,8 +143,5 @@ int main(void)
         cmocka_unit_test(test_runs),     cmocka_unit_test(test_slot),  cmocka_unit_test(test_times),
         cmocka_unit_test(test_refused),
     };
-    if (engine_begin()) return 4;
-    int rc = cmocka_run_group_tests_name("streams", tests, open_all, close_all);
-    engine_end();
-    return rc;
+    return cmocka_run_group_tests_name("streams", tests, open_all, close_all);
 }

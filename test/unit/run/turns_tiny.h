@@ -27,8 +27,8 @@ static inline struct setting setting(int i, bool slides, bool drafted, int32_t n
 static inline int open_all(void **state)
 {
     struct err e = {0};
+    if (engine_begin(state)) return -1;
     const char *path = scratch("slide.gguf");
-    (void)state;
     must(tiny_write(path, &(struct tiny){.seed = 1, .edit = slide}, &e), &e);
     target = load(target_path, be), sliding = load(path, be), drafter = load(drafter_path, be);
     source = source_drafter(drafter);
@@ -37,11 +37,10 @@ static inline int open_all(void **state)
 
 static inline int close_all(void **state)
 {
-    (void)state;
     model_free(drafter);
     model_free(sliding);
     model_free(target);
-    return 0;
+    return engine_end(state);
 }
 
 #endif
