@@ -363,6 +363,7 @@ SUITES = "run=test/run_test.sh" $(UNIT_SUITES) \
          "lossless/pair-hybrid=$(LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --types $(HYBRID_TYPES)" \
          "lossless/pair-mtp=$(LOSSLESS) $(MTP) $(LOSSLESS_PROMPT) --untrained --types q8_0" \
          "lossless/kv=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --types wide --kv" \
+         "lossless/pool=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --types wide --kv --pool" \
          "kv-quality/pair=$(BUILD)/test/kv_quality $(call wide_of,$(DENSE)) $(QUALITY_TEXT)" \
          "kv-quality/pair-hybrid=$(BUILD)/test/kv_quality $(call wide_of,$(HYBRID)) $(QUALITY_TEXT)" \
          $(if $(filter 1,$(CUDA)),"layout=$(BUILD)/test/test_layout")

@@ -319,12 +319,12 @@ static int say(enum needle_task task, const struct way *w, int64_t bytes, bool *
     for (int i = NEAR; i < WAYS; i++) blind |= w[i].g && share(&w[i]) > dense - MUST_LOSE;
     const bool ok = got >= dense - NEAR_ENOUGH && dense >= (double)o.dense_least && !blind;
     const struct session_options *flags_o = &w[FLAGS].g->o;
-    json_t *j = json_pack("{s:i,s:s,s:s,s:i,s:I,s:I,s:b,s:b,s:o,s:I,s:I,s:o}", "schema", 1, "kind", "needles",
+    json_t *j = json_pack("{s:i,s:s,s:s,s:i,s:I,s:I,s:b,s:b,s:o,s:i,s:o,s:I}", "schema", 1, "kind", "needles",
                           "task", needle_names[task], "length", o.length, "cases", (json_int_t)w[DENSE].cases,
                           "seed", (json_int_t)o.seed, "passed", ok, "blind", blind, "alpha",
                           flags_o->sparse.on ? json_real((double)flags_o->sparse.alpha) : json_null(), "pool",
-                          (json_int_t)flags_o->pool, "bytes_a_position", (json_int_t)bytes, "keep",
-                          o.keep > 0 ? json_real((double)o.keep) : json_null());
+                          flags_o->pool, "keep", o.keep > 0 ? json_real((double)o.keep) : json_null(),
+                          "bytes_a_position", (json_int_t)bytes);
     for (int i = 0; j && i < WAYS; i++)
         json_object_set_new(j, way_names[i], w[i].g ? way_json(&w[i]) : json_null());
     if (j) json_object_set_new(j, "machine", bench_machine(&o.m));

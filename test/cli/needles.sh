@@ -13,10 +13,6 @@ suite dense 0 --dense-least 0.85
 suite 'sparse 0' 0 --sparse 0 --sparse-dense 0 --tasks records,values
 suite 'sparse 1000' 1 --sparse 1000 --sparse-dense 0 --tasks records
 suite q8_0 0 --kv q8_0 --tasks records,keys,chains
-# A pool loses what it does not hold; the dense way beside it has none.
-suite 'pool 448' 1 --pool 448 --tasks turns
-sed 's/.*"pool":\([0-9]*\),.*"dense":{"right":\([0-9.]*\),.*/pool \1: dense \2/' out
-dflash-bench report -q out 2>&1 | sed -n "s/.*\(a line of kind 'needles' is not shown\).*/\1/p"
 suite 'compress 0.4' 0 --length 2048 --compress 0.4 --tasks records
 # A choice turned round (test/wrong_choices.c) is seen: the same lists in length, of the blocks that score least.
 ways() { # a program: what a sparse prompt's lists find, and lists spread evenly
@@ -25,6 +21,10 @@ ways() { # a program: what a sparse prompt's lists find, and lists spread evenly
 }
 ways dflash-bench
 ways "$DATA/../test/wrong/dflash-bench"
+# A pool loses what it does not hold; the dense way beside it has none.
+suite 'pool 448' 1 --pool 448 --tasks turns
+sed 's/.*"pool":\([0-9]*\),.*"dense":{"right":\([0-9.]*\),.*/pool \1: dense \2/' out
+dflash-bench report -q out 2>&1 | sed -n "s/.*\(a line of kind 'needles' is not shown\).*/\1/p"
 dflash-bench needles -q -m n.gguf --length 1024 --cases 4 --tasks keys --seed 7 >a
 dflash-bench needles -q -m n.gguf --length 1024 --cases 4 --tasks keys --seed 7 --chunk 128 --threads 1 >b
 cmp <(sed 's/"machine".*//' a) <(sed 's/"machine".*//' b) && echo 'the same twice, in other pieces'
