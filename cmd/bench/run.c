@@ -301,21 +301,16 @@ static json_t *kind_json(const struct kind *k, bool drafted)
     return j;
 }
 
-static json_t *text_json(const char *path)
-{
-    return path ? json_text(path, strlen(path)) : json_null();
-}
-
 /* Settings that are there where a flag says them: lines of other times have no such keys. */
 static void given_json(json_t *j)
 {
     json_t *layers = o.m.kv.layers.n ? json_array() : NULL;
     for (int i = 0; layers && i < o.m.kv.layers.n; i++)
-        json_array_append_new(layers, text_json(o.m.kv.layers.v[i]));
+        json_array_append_new(layers, json_text_or_null(o.m.kv.layers.v[i]));
     if (layers) json_object_set_new(j, "kv_layers", layers);
-    if (o.m.kv.draft_kv) json_object_set_new(j, "draft_kv", text_json(o.m.kv.draft_kv));
+    if (o.m.kv.draft_kv) json_object_set_new(j, "draft_kv", json_text_or_null(o.m.kv.draft_kv));
     if (o.m.experts_host) json_object_set_new(j, "experts_host", json_integer(o.m.experts_host));
-    if (o.m.experts_counts) json_object_set_new(j, "experts_counts", text_json(o.m.experts_counts));
+    if (o.m.experts_counts) json_object_set_new(j, "experts_counts", json_text_or_null(o.m.experts_counts));
 }
 
 static json_t *settings_json(void)
@@ -336,10 +331,10 @@ static json_t *settings_json(void)
                         : o.plan.tree_fixed      ? json_null()
                                                  : json_integer(o.plan.rows));
     json_object_set_new(j, "tree", plan_flags_tree(&o.plan));
-    json_object_set_new(j, "plan_times", text_json(o.plan.times_path));
-    json_object_set_new(j, "calibration", text_json(o.plan.calibration_path));
-    json_object_set_new(j, "mtp", text_json(o.m.mtp));
-    json_object_set_new(j, "mtp_calibration", text_json(o.plan.mtp_calibration_path));
+    json_object_set_new(j, "plan_times", json_text_or_null(o.plan.times_path));
+    json_object_set_new(j, "calibration", json_text_or_null(o.plan.calibration_path));
+    json_object_set_new(j, "mtp", json_text_or_null(o.m.mtp));
+    json_object_set_new(j, "mtp_calibration", json_text_or_null(o.plan.mtp_calibration_path));
     json_object_set_new(j, "draft_window",
                         o.draft_window == SESSION_DRAFT_ALL ? json_string("all")
                                                             : json_integer(o.draft_window));
@@ -397,8 +392,8 @@ static json_t *line(const struct kind *plain, const struct kind *drafted, const 
     if (o.synthetic.slots)
         json_object_set_new(j, "synthetic",
                             json_pack("{s:s,s:o,s:o}", "from", o.accept_rates ? "rates" : "trace", "what",
-                                      text_json(o.accept_rates ? o.accept_rates : o.accept_trace), "mean",
-                                      json_finite(synthetic_mean(&o.synthetic))));
+                                      json_text_or_null(o.accept_rates ? o.accept_rates : o.accept_trace),
+                                      "mean", json_finite(synthetic_mean(&o.synthetic))));
     return j;
 }
 

@@ -139,15 +139,9 @@ static void add_cache_types(json_t *j, const struct session *s)
     json_object_set_new(j, "kv_convert", json_boolean(s->o.kv_convert));
 }
 
-static json_t *settings_json(const struct settings *set, const struct session *s)
+/* Sizes, where everything lies, and what computes it. */
+static void add_memory(json_t *j, const struct settings *set, const struct session *s)
 {
-    json_t *j = json_object();
-    json_object_set_new(j, "target", json_text(set->m.target_path, strlen(set->m.target_path)));
-    json_object_set_new(j, "drafter",
-                        set->m.drafter_path ? json_text(set->m.drafter_path, strlen(set->m.drafter_path))
-                                            : json_null());
-    json_object_set_new(j, "mtp", set->m.mtp ? json_text(set->m.mtp, strlen(set->m.mtp)) : json_null());
-    json_object_set_new(j, "mtp_block", s->n_sources > 1 ? json_integer(s->by[1].block) : json_null());
     json_object_set_new(j, "n", json_integer(set->n));
     json_object_set_new(j, "ctx", json_integer(s->o.ctx));
     json_object_set_new(j, "chunk", json_integer(s->o.chunk));
@@ -156,12 +150,13 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "kv_host", json_boolean(set->m.kv_host));
     json_object_set_new(j, "kv_host_layers", json_integer(set->m.kv_host_layers));
     json_object_set_new(j, "experts_host", json_integer(set->m.experts_host));
-    json_object_set_new(j, "experts_counts",
-                        set->m.experts_counts
-                            ? json_text(set->m.experts_counts, strlen(set->m.experts_counts))
-                            : json_null());
+    json_object_set_new(j, "experts_counts", json_text_or_null(set->m.experts_counts));
     json_object_set_new(j, "kernels", json_string(set->m.kernels ? set->m.kernels : "auto"));
     json_object_set_new(j, "check_layers", json_boolean(set->m.check_layers));
+}
+
+static void add_plan(json_t *j, const struct settings *set, const struct session *s)
+{
     json_object_set_new(j, "block", s->source ? json_integer(s->o.block) : json_null());
     json_object_set_new(j, "width",
                         !s->source               ? json_null()
@@ -171,17 +166,13 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "tree", plan_flags_tree(&set->plan));
     json_object_set_new(j, "tree_seed",
                         set->plan.tree ? json_string(set->plan.seeded ? "chain" : "none") : json_null());
-    json_object_set_new(j, "plan_times",
-                        set->plan.times_path ? json_text(set->plan.times_path, strlen(set->plan.times_path))
-                                             : json_null());
-    json_object_set_new(j, "calibration",
-                        set->plan.calibration_path
-                            ? json_text(set->plan.calibration_path, strlen(set->plan.calibration_path))
-                            : json_null());
-    json_object_set_new(j, "mtp_calibration",
-                        set->plan.mtp_calibration_path ? json_text(set->plan.mtp_calibration_path,
-                                                                   strlen(set->plan.mtp_calibration_path))
-                                                       : json_null());
+    json_object_set_new(j, "plan_times", json_text_or_null(set->plan.times_path));
+    json_object_set_new(j, "calibration", json_text_or_null(set->plan.calibration_path));
+    json_object_set_new(j, "mtp_calibration", json_text_or_null(set->plan.mtp_calibration_path));
+}
+
+static void add_drafting(json_t *j, const struct settings *set, const struct session *s)
+{
     json_object_set_new(j, "sparse_dense", s->o.sparse.on ? json_integer(s->o.sparse.dense) : json_null());
     json_object_set_new(j, "draft_window",
                         set->draft_window == SESSION_DRAFT_ALL ? json_string("all")
@@ -190,15 +181,14 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "draft_sampling",
                         s->source ? json_string(s->o.draft_greedy ? "greedy" : "coupled") : json_null());
     json_object_set_new(j, "lookup", json_string(s->o.look ? set->lookup.mode : "off"));
-    json_object_set_new(j, "lookup_file",
-                        set->lookup.path ? json_text(set->lookup.path, strlen(set->lookup.path))
-                                         : json_null());
-    sampling_flags_json(&set->sampling, j);
-    json_object_set_new(j, "state",
-                        set->state_path ? json_text(set->state_path, strlen(set->state_path)) : json_null());
+    json_object_set_new(j, "lookup_file", json_text_or_null(set->lookup.path));
+}
+
+static void add_ends(json_t *j, const struct settings *set)
+{
+    json_object_set_new(j, "state", json_text_or_null(set->state_path));
     json_object_set_new(j, "append", json_boolean(set->append));
-    json_object_set_new(j, "save_state",
-                        set->save_path ? json_text(set->save_path, strlen(set->save_path)) : json_null());
+    json_object_set_new(j, "save_state", json_text_or_null(set->save_path));
     json_object_set_new(j, "ignore_eos", json_boolean(set->ignore_eos));
     json_t *stops = json_array();
     for (int i = 0; i < set->text.stops.n; i++)
@@ -207,7 +197,11 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     json_object_set_new(j, "logprobs",
                         set->text.logprobs.name ? json_integer(set->text.logprobs.n) : json_null());
     json_object_set_new(j, "stop", set->stop_list ? json_string(set->stop_list) : json_null());
-    json_object_set_new(j, "override_kv", models_keys_json(&set->m));
+}
+
+/* What the flags say in place of the drafter's file. */
+static void add_drafter_keys(json_t *j, const struct settings *set)
+{
     const struct drafter_flags *f = &set->m.draft;
     const struct {
         const char *key, *v;
@@ -229,18 +223,61 @@ static json_t *settings_json(const struct settings *set, const struct session *s
     }
     json_object_set_new(j, "draft_causal",
                         set->m.draft_causal < 0 ? json_null() : json_integer(set->m.draft_causal));
+}
+
+static json_t *settings_json(const struct settings *set, const struct session *s)
+{
+    json_t *j = json_object();
+    json_object_set_new(j, "target", json_text(set->m.target_path, strlen(set->m.target_path)));
+    json_object_set_new(j, "drafter", json_text_or_null(set->m.drafter_path));
+    json_object_set_new(j, "mtp", json_text_or_null(set->m.mtp));
+    json_object_set_new(j, "mtp_block", s->n_sources > 1 ? json_integer(s->by[1].block) : json_null());
+    add_memory(j, set, s);
+    add_plan(j, set, s);
+    add_drafting(j, set, s);
+    sampling_flags_json(&set->sampling, j);
+    add_ends(j, set);
+    json_object_set_new(j, "override_kv", models_keys_json(&set->m));
+    add_drafter_keys(j, set);
     return j;
+}
+
+/* Seconds, cycles and what they accepted. */
+static void add_decoding(json_t *j, const struct settings *set, const struct session *s,
+                         const struct result *r)
+{
+    const struct spec_stats *st = &r->st;
+    json_t *hist = json_array();
+    json_object_set_new(j, "load_s", json_finite(set->m.load_s));
+    json_object_set_new(j, "prefill_s", json_finite(r->prefill_s));
+    json_object_set_new(j, "decode_s", json_finite(st->decode_s));
+    json_object_set_new(j, "decode_tokens_per_s", json_finite(decode_rate(st)));
+    json_object_set_new(j, "cycles", json_integer(st->cycles));
+    json_object_set_new(j, "tau", json_finite(spec_tau(st)));
+    for (int32_t i = 0; i < histogram(s, st); i++) json_array_append_new(hist, json_integer(st->accepted[i]));
+    json_object_set_new(j, "accepted_histogram", hist);
+    json_object_set_new(j, "tree_cycles", json_integer(st->tree_cycles));
+    json_object_set_new(j, "tree_rows", json_integer(st->tree_rows));
+    json_object_set_new(j, "lookup_cycles", json_integer(st->look_cycles));
+    json_object_set_new(j, "lookup_accepted", json_integer(st->look_accepted));
+    json_object_set_new(j, "draft_s", json_finite(st->draft_s));
+    json_object_set_new(j, "verify_s", json_finite(st->verify_s));
+    json_object_set_new(j, "wait_s", json_finite(st->wait_s));
+    json_object_set_new(j, "commit_s", json_finite(st->commit_s));
+    json_object_set_new(j, "idle_s", json_finite(st->idle_s));
+    json_object_set_new(j, "idle_max_s", json_finite(st->idle_max_s));
+    json_object_set_new(j, "rest_s", json_finite(rest_s(st)));
+    json_object_set_new(j, "drafter_nan_cycles", json_integer(st->nan_cycles));
 }
 
 int report_write(const struct settings *set, struct session *s, const struct result *r, struct io_out *o,
                  struct err *e)
 {
     const struct spec_stats *st = &r->st;
-    json_t *j = json_object(), *hist = json_array();
+    json_t *j = json_object();
     bool changed;
     const char *commit = cli_commit(&changed);
     int rc = -1;
-    for (int32_t i = 0; i < histogram(s, st); i++) json_array_append_new(hist, json_integer(st->accepted[i]));
     json_object_set_new(j, "schema", json_integer(1));
     json_object_set_new(j, "version", json_string(DFLASH_VERSION));
     json_object_set_new(j, "commit", commit ? json_string(commit) : json_null());
@@ -263,27 +300,8 @@ int report_write(const struct settings *set, struct session *s, const struct res
     json_object_set_new(j, "generated_tokens", json_integer(st->generated));
     json_object_set_new(j, "stop", json_string(stop_reason(st)));
     json_object_set_new(j, "stop_id", st->stop == SPEC_STOP_TOKEN ? json_integer(st->stop_id) : json_null());
-    json_object_set_new(j, "text_found",
-                        set->text.found ? json_text(set->text.found, strlen(set->text.found)) : json_null());
-    json_object_set_new(j, "load_s", json_finite(set->m.load_s));
-    json_object_set_new(j, "prefill_s", json_finite(r->prefill_s));
-    json_object_set_new(j, "decode_s", json_finite(st->decode_s));
-    json_object_set_new(j, "decode_tokens_per_s", json_finite(decode_rate(st)));
-    json_object_set_new(j, "cycles", json_integer(st->cycles));
-    json_object_set_new(j, "tau", json_finite(spec_tau(st)));
-    json_object_set_new(j, "accepted_histogram", hist);
-    json_object_set_new(j, "tree_cycles", json_integer(st->tree_cycles));
-    json_object_set_new(j, "tree_rows", json_integer(st->tree_rows));
-    json_object_set_new(j, "lookup_cycles", json_integer(st->look_cycles));
-    json_object_set_new(j, "lookup_accepted", json_integer(st->look_accepted));
-    json_object_set_new(j, "draft_s", json_finite(st->draft_s));
-    json_object_set_new(j, "verify_s", json_finite(st->verify_s));
-    json_object_set_new(j, "wait_s", json_finite(st->wait_s));
-    json_object_set_new(j, "commit_s", json_finite(st->commit_s));
-    json_object_set_new(j, "idle_s", json_finite(st->idle_s));
-    json_object_set_new(j, "idle_max_s", json_finite(st->idle_max_s));
-    json_object_set_new(j, "rest_s", json_finite(rest_s(st)));
-    json_object_set_new(j, "drafter_nan_cycles", json_integer(st->nan_cycles));
+    json_object_set_new(j, "text_found", json_text_or_null(set->text.found));
+    add_decoding(j, set, s, r);
     json_object_set_new(j, "sparse", sparse_flags_json(s, e));
     json_object_set_new(j, "compressed", models_gaps_json(&s->gaps));
     json_object_set_new(j, "plan", plan_flags_json(&set->plan));

@@ -145,8 +145,7 @@ static json_t *models_json(const struct server *sv)
     const struct models *m = &sv->set->m;
     json_t *j = json_object();
     json_object_set_new(j, "target", json_text(m->target_path, strlen(m->target_path)));
-    json_object_set_new(j, "drafter",
-                        m->drafter_path ? json_text(m->drafter_path, strlen(m->drafter_path)) : json_null());
+    json_object_set_new(j, "drafter", json_text_or_null(m->drafter_path));
     json_object_set_new(j, "target_parked", json_boolean(sv->parked & REQUEST_TARGET));
     json_object_set_new(j, "draft_parked", json_boolean(sv->parked & REQUEST_DRAFT));
     return j;

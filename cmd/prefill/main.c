@@ -292,7 +292,18 @@ static void note_imatrix(const struct imatrix *im)
              imatrix_chunks(im), im->chunk_size);
 }
 
-static int run(struct err *e)
+/* A run: what it reads, computes and leaves. */
+struct run {
+    struct prompt prompt;
+    struct session *s;
+    struct rows rows;
+    struct perplexity perplexity;
+    struct io_out state, logits, importance, kept;
+    struct planes planes;
+    bool leaves_state;
+};
+
+static int open_outputs(struct run *r, struct err *e)
 {
     /* A state may take the place of the one that it goes on from, which is the last of the inputs; an
      * importance matrix, of the one that says which experts are the host's. */
@@ -302,82 +313,112 @@ static int run(struct err *e)
     if (cf.scorer) inputs[n++] = cf.scorer;
     if (state_path) inputs[n++] = state_path;
     const bool over = state_path && out_path && cli_same_file(out_path, state_path);
-    struct io_out out = {.fd = -1}, logits = {.fd = -1}, importance = {.fd = -1}, kept = {.fd = -1};
-    struct planes planes = {.out = {.fd = -1}};
-    const bool state = !nll.wanted && (!imatrix_path || out_path);
-    struct perplexity ppl = {0};
-    struct imatrix *im = NULL;
-    struct session *s = NULL;
-    struct rows r = {0};
-    struct prompt p = {.compress.f = &cf};
-    int rc = -1;
-    double start;
-    if (state && io_out_open(&out, out_path, force || over, inputs, n - over, e)) goto done;
-    if (imatrix_path && open_imatrix(&im, &importance, inputs, models, e)) goto done;
-    if (logits_path && io_out_open(&logits, logits_path, true, inputs, n, e)) goto done;
-    if (cf.kept_path && io_out_open(&kept, cf.kept_path, true, inputs, n, e)) goto done;
-    if (hidden_path && (io_out_open(&planes.out, hidden_path, true, inputs, n, e) ||
-                        io_out_place(&planes.out, 0, NULL, 0, e)))
-        goto done;
+    if (r->leaves_state && io_out_open(&r->state, out_path, force || over, inputs, n - over, e)) return -1;
+    if (imatrix_path && open_imatrix(&r->prompt.im, &r->importance, inputs, models, e)) return -1;
+    if (logits_path && io_out_open(&r->logits, logits_path, true, inputs, n, e)) return -1;
+    if (cf.kept_path && io_out_open(&r->kept, cf.kept_path, true, inputs, n, e)) return -1;
+    return hidden_path && (io_out_open(&r->planes.out, hidden_path, true, inputs, n, e) ||
+                           io_out_place(&r->planes.out, 0, NULL, 0, e))
+               ? -1
+               : 0;
+}
+
+/* Models, prompt and state; the session over them. */
+static int open_run(struct run *r, struct err *e)
+{
+    struct prompt *p = &r->prompt;
     m.known =
         (struct session_options){.ctx = ctx_size, .chunk = chunk, .hidden = hidden_path ? take_plane : NULL};
-    p.im = im;
     m.check = check_prompt;
-    m.check_ctx = &p;
-    p.o = (struct session_options){.progress = progress,
-                                   .hidden = hidden_path ? take_plane : NULL,
-                                   .hidden_ctx = &planes,
-                                   .check_layers = m.check_layers};
-    if (read_inputs(&p, false, e)) goto done;
-    const bool early = inputs_read(&p);
-    if (models_open(&m, &cli, e)) goto done;
-    if (!early && (read_inputs(&p, true, e) || check_inputs(&p, e))) goto done;
-    if (im && imatrix_watch_new(&r.watch, m.target, im, e)) {
-        err_prefix(e, "%s", imatrix_path);
-        goto done;
-    }
-    if (make_session(&s, &p, e)) goto done;
-    planes.n = r.n = p.n;
-    planes.from = r.from = s->n_past;
-    r.ids = p.ids;
-    r.n_vocab = m.target->d->n_vocab;
-    r.logits = logits_path ? &logits : NULL;
-    r.s = s;
-    r.p = nll.wanted ? &ppl : NULL;
-    perplexity_begin(&ppl, r.n_vocab, false);
-    ppl.threads = m.threads;
-    if (nll.wanted && p.state && take_state_row(s, &r, e)) goto done;
-    if (state) models_warn_dropped(&m, &cli, &p.info, state_path, "the state");
-    start = cli_seconds();
-    if (session_prefill(s, p.ids, (int64_t)p.n, nll.wanted || logits_path || im ? take_rows : NULL, &r, e))
-        goto done;
-    start = cli_seconds() - start;
-    if (state && write_state(s, &out, e)) goto done;
-    if (im && imatrix_write(im, &importance, e)) goto done;
-    if (nll.wanted && nll_print(&nll, &ppl, 0, 0, &m, e)) goto done;
-    if (cf.kept_path && io_out_write(&kept, p.compress.at, p.n * sizeof *p.compress.at, e)) goto done;
-    if (commit((struct io_out *const[]){&out, &logits, &planes.out, &importance, &kept}, 5, e)) goto done;
-    if (im) note_imatrix(im);
-    if (cf.keep > 0) cli_note(&cli, "scored in %.3f s", p.compress.seconds);
-    cli_note(&cli, "%zu tokens in %.3f s, %.1f t/s", r.n, start, (double)r.n / start);
-    if (s->sparse)
-        cli_note(&cli, "sparse: %.3f of the blocks that could be attended to", sparse_flags_density(s, e));
-    cli_detail(&cli, "%.1f MiB of caches and activations", (double)session_bytes(s) / 1048576);
-    rc = 0;
-done:
-    io_out_abort(&out);
-    io_out_abort(&logits);
-    io_out_abort(&planes.out);
-    io_out_abort(&importance);
-    io_out_abort(&kept);
-    session_free(s);
-    compress_free(&p.compress);
-    perplexity_free(&ppl);
-    imatrix_watch_free(r.watch);
-    imatrix_free(im);
-    mem_free(p.ids);
-    state_close(p.state);
+    m.check_ctx = p;
+    p->o = (struct session_options){.progress = progress,
+                                    .hidden = hidden_path ? take_plane : NULL,
+                                    .hidden_ctx = &r->planes,
+                                    .check_layers = m.check_layers};
+    if (read_inputs(p, false, e)) return -1;
+    const bool early = inputs_read(p);
+    if (models_open(&m, &cli, e)) return -1;
+    if (!early && (read_inputs(p, true, e) || check_inputs(p, e))) return -1;
+    if (p->im && imatrix_watch_new(&r->rows.watch, m.target, p->im, e))
+        return err_prefix(e, "%s", imatrix_path);
+    return make_session(&r->s, p, e);
+}
+
+static int prefill(struct run *r, double *seconds, struct err *e)
+{
+    const struct prompt *p = &r->prompt;
+    struct rows *rows = &r->rows;
+    const bool every = nll.wanted || logits_path || p->im;
+    r->planes.n = rows->n = p->n;
+    r->planes.from = rows->from = r->s->n_past;
+    rows->ids = p->ids;
+    rows->n_vocab = m.target->d->n_vocab;
+    rows->logits = logits_path ? &r->logits : NULL;
+    rows->s = r->s;
+    rows->p = nll.wanted ? &r->perplexity : NULL;
+    perplexity_begin(&r->perplexity, rows->n_vocab, false);
+    r->perplexity.threads = m.threads;
+    if (nll.wanted && p->state && take_state_row(r->s, rows, e)) return -1;
+    if (r->leaves_state) models_warn_dropped(&m, &cli, &p->info, state_path, "the state");
+    *seconds = cli_seconds();
+    if (session_prefill(r->s, p->ids, (int64_t)p->n, every ? take_rows : NULL, rows, e)) return -1;
+    *seconds = cli_seconds() - *seconds;
+    return 0;
+}
+
+static int write_outputs(struct run *r, struct err *e)
+{
+    const struct prompt *p = &r->prompt;
+    if (r->leaves_state && write_state(r->s, &r->state, e)) return -1;
+    if (p->im && imatrix_write(p->im, &r->importance, e)) return -1;
+    if (nll.wanted && nll_print(&nll, &r->perplexity, 0, 0, &m, e)) return -1;
+    if (cf.kept_path && io_out_write(&r->kept, p->compress.at, p->n * sizeof *p->compress.at, e)) return -1;
+    return commit((struct io_out *const[]){&r->state, &r->logits, &r->planes.out, &r->importance, &r->kept},
+                  5, e);
+}
+
+static void note_run(const struct run *r, double seconds, struct err *e)
+{
+    if (r->prompt.im) note_imatrix(r->prompt.im);
+    if (cf.keep > 0) cli_note(&cli, "scored in %.3f s", r->prompt.compress.seconds);
+    cli_note(&cli, "%zu tokens in %.3f s, %.1f t/s", r->rows.n, seconds, (double)r->rows.n / seconds);
+    if (r->s->sparse)
+        cli_note(&cli, "sparse: %.3f of the blocks that could be attended to", sparse_flags_density(r->s, e));
+    cli_detail(&cli, "%.1f MiB of caches and activations", (double)session_bytes(r->s) / 1048576);
+}
+
+/* Outputs that were not committed are gone. */
+static void close_run(struct run *r)
+{
+    io_out_abort(&r->state);
+    io_out_abort(&r->logits);
+    io_out_abort(&r->planes.out);
+    io_out_abort(&r->importance);
+    io_out_abort(&r->kept);
+    session_free(r->s);
+    compress_free(&r->prompt.compress);
+    perplexity_free(&r->perplexity);
+    imatrix_watch_free(r->rows.watch);
+    imatrix_free(r->prompt.im);
+    mem_free(r->prompt.ids);
+    state_close(r->prompt.state);
     models_close(&m);
+}
+
+static int run(struct err *e)
+{
+    struct run r = {.prompt.compress.f = &cf,
+                    .state.fd = -1,
+                    .logits.fd = -1,
+                    .importance.fd = -1,
+                    .kept.fd = -1,
+                    .planes.out.fd = -1,
+                    .leaves_state = !nll.wanted && (!imatrix_path || out_path)};
+    double seconds = 0;
+    const int rc =
+        open_outputs(&r, e) || open_run(&r, e) || prefill(&r, &seconds, e) || write_outputs(&r, e) ? -1 : 0;
+    if (!rc) note_run(&r, seconds, e);
+    close_run(&r);
     return rc;
 }
 

@@ -243,19 +243,14 @@ static void all_figures(struct figures *f, struct perplexity *p)
     estimate(f, "same_top", "same_top_error", perplexity_same_top(p), 6);
 }
 
-static json_t *path_json(const char *path)
-{
-    return path ? json_text(path, strlen(path)) : json_null();
-}
-
 static int print_json(const struct nll *w, const struct perplexity *p, const struct figures *f,
                       int32_t n_windows, int32_t ctx, const struct models *m, struct err *e)
 {
     json_t *j = json_pack("{s:i,s:s,s:o,s:o,s:o,s:s,s:I,s:o,s:o}", "schema", 1, "kind", "perplexity",
-                          "target", path_json(m->target_path), "override_kv", models_keys_json(m), "kl_base",
-                          path_json(w->base_path), "device", models_device(m), "tokens", (json_int_t)p->n,
-                          "windows", n_windows ? json_integer(n_windows) : json_null(), "ctx",
-                          n_windows ? json_integer(ctx) : json_null());
+                          "target", json_text_or_null(m->target_path), "override_kv", models_keys_json(m),
+                          "kl_base", json_text_or_null(w->base_path), "device", models_device(m), "tokens",
+                          (json_int_t)p->n, "windows", n_windows ? json_integer(n_windows) : json_null(),
+                          "ctx", n_windows ? json_integer(ctx) : json_null());
     for (int i = 0; j && i < f->n; i++) json_object_set_new(j, f->x[i].name, json_finite(f->x[i].value));
     char *text = j ? json_line(j, 9) : NULL;
     json_decref(j);

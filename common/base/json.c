@@ -75,6 +75,11 @@ static size_t to_escape(const uint8_t *p)
     return p[0] == 0x7f ? 1 : p[0] == 0xc2 && p[1] >= 0x80 && p[1] < 0xa0 ? 2 : 0;
 }
 
+json_t *json_text_or_null(const char *s)
+{
+    return s ? json_text(s, strlen(s)) : json_null();
+}
+
 json_t *json_finite(double x)
 {
     return isfinite(x) ? json_real(x) : json_null();

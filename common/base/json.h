@@ -22,6 +22,8 @@ int json_parse_file(json_t **j, const char *path, uint64_t cap, struct err *e);
 
 /* s [n] as a JSON value: a string, or {"hex": [...]}, a byte each, where it is not UTF-8. */
 json_t *json_text(const char *s, size_t n);
+/* The same for a C string; null where there is none. */
+json_t *json_text_or_null(const char *s);
 /* A real; null where x is none that JSON has. */
 json_t *json_finite(double x);
 /* j in one line, reals with digits digits; DEL and U+0080 to U+009F, some of which begin terminal commands,

@@ -283,70 +283,87 @@ static int check_vocabulary(struct report *r, const struct gguf *g, const struct
     return 0;
 }
 
+/* How many keys are of no namespace that is known. */
+static int check_keys(struct report *r, const struct gguf *g, const char *arch)
+{
+    int unknown = 0;
+    for (uint64_t i = 0; i < g->n_kv; i++) {
+        char subject[256];
+        if (known_key(g->kv[i].key, arch)) continue;
+        snprintf(subject, sizeof subject, "key %s", g->kv[i].key);
+        say(r, CHECK_BAD, NULL, subject, "unknown (expected general.*, tokenizer.* or %s.*)",
+            arch[0] ? arch : "the architecture");
+        unknown++;
+    }
+    return unknown;
+}
+
+/* d stays NULL where the file is a vocabulary alone, or malformed. */
+static int check_description(struct report *r, const struct gguf *g, const struct desc_override *o,
+                             bool for_use, struct desc **d, struct err *e)
+{
+    struct gguf_str arch = {0};
+    struct err mine = {0};
+    char name[128] = "";
+    if (gguf_get_str(g, "general.architecture", &arch, &mine) == 0 && arch.n < sizeof name)
+        memcpy(name, arch.s, arch.n);
+    const int unknown = check_keys(r, g, name);
+    if (desc_vocabulary_only(g)) return check_vocabulary(r, g, o, name, for_use, e);
+    memset(&mine, 0, sizeof mine);
+    if (desc_read(d, g, o, &mine)) {
+        if (mine.code != ERR_FORMAT) {
+            *e = mine;
+            return -1;
+        }
+        say(r, CHECK_BAD, mine.hint[0] ? mine.hint : NULL, "description", "%s", mine.msg);
+        return 0;
+    }
+    say(r, CHECK_OK, NULL, "description", "%s%s%s: keys and tensor shapes agree", (*d)->arch_name,
+        (*d)->dialect[0] ? ", dialect " : "", (*d)->dialect);
+    if (!unknown)
+        say(r, CHECK_OK, NULL, "keys",
+            "those of %s each known; general.*, tokenizer.*, quantize.* by their names' beginning",
+            (*d)->arch_name);
+    check_use(r, g, *d, for_use);
+    return 0;
+}
+
+static int check_model(struct report *r, const struct gguf *g, const struct desc_override *o, bool for_use,
+                       int threads, void (*progress)(void *, uint64_t, uint64_t), struct err *e)
+{
+    struct desc *d = NULL;
+    if (check_description(r, g, o, for_use, &d, e)) return -1;
+    check_types(r, g);
+    const int rc = check_tokenizer(r, g, d && desc_drafts(d), e) ||
+                   scan_tensors(r, g, threads, progress, e) || io_maps_check(e);
+    desc_free(d);
+    return rc ? -1 : 0;
+}
+
 int check_gguf(const char *path, const struct desc_override *o, bool for_use, int threads, check_fn fn,
                void (*progress)(void *, uint64_t, uint64_t), void *ctx, struct err *e)
 {
     struct report r = {.fn = fn, .ctx = ctx};
     struct gguf *g = NULL;
-    struct desc *d = NULL;
     struct err mine = {0};
+    char files[32] = "";
+    int rc;
     if (threads < 1) threads = omp_get_num_procs();
     if (gguf_open(&g, path, &mine)) return malformed(&r, &mine, e);
     if (o && gguf_override(g, o->kv, o->n_kv, false, e)) {
         gguf_close(g);
         return -1;
     }
-    char files[32] = "";
     if (g->n_parts > 1) snprintf(files, sizeof files, " in %u files", g->n_parts);
     say(&r, CHECK_OK, NULL, "structure",
         "GGUF v%u%s, %llu keys, %llu tensors, no overlap, nothing past the end", g->version, files,
         (unsigned long long)g->n_kv, (unsigned long long)g->n_tensors);
     if (imatrix_is(g)) {
-        int failed = check_imatrix(&r, g, o, e);
+        rc = check_imatrix(&r, g, o, e);
         if (for_use) say(&r, CHECK_BAD, NULL, "use", "cannot be run: dflash-quantize --imatrix reads it");
-        gguf_close(g);
-        return failed ? -1 : r.bad;
-    }
-    struct gguf_str arch = {0};
-    char name[128] = "";
-    if (gguf_get_str(g, "general.architecture", &arch, &mine) == 0 && arch.n < sizeof name)
-        memcpy(name, arch.s, arch.n);
-    int unknown = 0;
-    for (uint64_t i = 0; i < g->n_kv; i++)
-        if (!known_key(g->kv[i].key, name)) {
-            char subject[256];
-            snprintf(subject, sizeof subject, "key %s", g->kv[i].key);
-            say(&r, CHECK_BAD, NULL, subject, "unknown (expected general.*, tokenizer.* or %s.*)",
-                name[0] ? name : "the architecture");
-            unknown++;
-        }
-    memset(&mine, 0, sizeof mine);
-    if (desc_vocabulary_only(g)) {
-        if (check_vocabulary(&r, g, o, name, for_use, e)) {
-            gguf_close(g);
-            return -1;
-        }
-    } else if (desc_read(&d, g, o, &mine)) {
-        if (mine.code != ERR_FORMAT) {
-            *e = mine;
-            gguf_close(g);
-            return -1;
-        }
-        say(&r, CHECK_BAD, mine.hint[0] ? mine.hint : NULL, "description", "%s", mine.msg);
     } else {
-        say(&r, CHECK_OK, NULL, "description", "%s%s%s: keys and tensor shapes agree", d->arch_name,
-            d->dialect[0] ? ", dialect " : "", d->dialect);
-        if (!unknown)
-            say(&r, CHECK_OK, NULL, "keys",
-                "those of %s each known; general.*, tokenizer.*, quantize.* by their names' "
-                "beginning",
-                d->arch_name);
-        check_use(&r, g, d, for_use);
+        rc = check_model(&r, g, o, for_use, threads, progress, e);
     }
-    check_types(&r, g);
-    int rc = check_tokenizer(&r, g, d && desc_drafts(d), e) || scan_tensors(&r, g, threads, progress, e) ||
-             io_maps_check(e);
-    desc_free(d);
     gguf_close(g);
     return rc ? -1 : r.bad;
 }

@@ -15,27 +15,49 @@
 enum { SLIDING = 1, FULL = 2, VALUES = 4, MOE = 8 }; /* VALUES: with a v_proj */
 
 #define LAYER "layers.%d."
+
+/* What targets and their assistants (below) have in common: the queries of a layer, what follows its values,
+ * and what ends a layer and the stack. */
+#define RULES_QUERIES                                                                                        \
+    {LAYER "input_layernorm.weight", "blk.%d.attn_norm.weight", {DIM_EMBD}, 0},                              \
+        {LAYER "self_attn.q_proj.weight", "blk.%d.attn_q.weight", {DIM_Q, DIM_EMBD}, CONV_KIND(SLIDING)},    \
+        {LAYER "self_attn.q_proj.weight", "blk.%d.attn_q.weight", {DIM_Q_FULL, DIM_EMBD}, CONV_KIND(FULL)},  \
+        {LAYER "self_attn.q_norm.weight", "blk.%d.attn_q_norm.weight", {DIM_HEAD}, CONV_KIND(SLIDING)},      \
+    {                                                                                                        \
+        LAYER "self_attn.q_norm.weight", "blk.%d.attn_q_norm.weight", {DIM_HEAD_FULL}, CONV_KIND(FULL)       \
+    }
+#define RULES_BODY                                                                                           \
+    {LAYER "self_attn.o_proj.weight", "blk.%d.attn_output.weight", {DIM_EMBD, DIM_Q}, CONV_KIND(SLIDING)},   \
+        {LAYER "self_attn.o_proj.weight",                                                                    \
+         "blk.%d.attn_output.weight",                                                                        \
+         {DIM_EMBD, DIM_Q_FULL},                                                                             \
+         CONV_KIND(FULL)},                                                                                   \
+        {LAYER "post_attention_layernorm.weight", "blk.%d.post_attention_norm.weight", {DIM_EMBD}, 0},       \
+        {LAYER "pre_feedforward_layernorm.weight", "blk.%d.ffn_norm.weight", {DIM_EMBD}, 0},                 \
+        {LAYER "mlp.gate_proj.weight", "blk.%d.ffn_gate.weight", {DIM_FF, DIM_EMBD}, 0},                     \
+        {LAYER "mlp.up_proj.weight", "blk.%d.ffn_up.weight", {DIM_FF, DIM_EMBD}, 0},                         \
+        {LAYER "mlp.down_proj.weight", "blk.%d.ffn_down.weight", {DIM_EMBD, DIM_FF}, 0},                     \
+    {                                                                                                        \
+        LAYER "post_feedforward_layernorm.weight", "blk.%d.post_ffw_norm.weight", {DIM_EMBD}, 0              \
+    }
+#define RULES_END                                                                                            \
+    {LAYER "layer_scalar", "blk.%d.layer_output_scale.weight", {DIM_ONE}, 0},                                \
+        {"norm.weight", "output_norm.weight", {DIM_EMBD}, 0},                                                \
+        {"lm_head.weight", "output.weight", {DIM_VOCAB, DIM_EMBD}, CONV_OPTIONAL | CONV_HEAD},               \
+    {                                                                                                        \
+        "rope_freqs", "rope_freqs.weight", {DIM_ROT}, CONV_MADE                                              \
+    }
+
 static const struct conv_rule rules[] = {
     {"embed_tokens.weight", "token_embd.weight", {DIM_VOCAB, DIM_EMBD}, CONV_EMBED},
-    {LAYER "input_layernorm.weight", "blk.%d.attn_norm.weight", {DIM_EMBD}, 0},
-    {LAYER "self_attn.q_proj.weight", "blk.%d.attn_q.weight", {DIM_Q, DIM_EMBD}, CONV_KIND(SLIDING)},
-    {LAYER "self_attn.q_proj.weight", "blk.%d.attn_q.weight", {DIM_Q_FULL, DIM_EMBD}, CONV_KIND(FULL)},
-    {LAYER "self_attn.q_norm.weight", "blk.%d.attn_q_norm.weight", {DIM_HEAD}, CONV_KIND(SLIDING)},
-    {LAYER "self_attn.q_norm.weight", "blk.%d.attn_q_norm.weight", {DIM_HEAD_FULL}, CONV_KIND(FULL)},
+    RULES_QUERIES,
     {LAYER "self_attn.k_proj.weight", "blk.%d.attn_k.weight", {DIM_KV, DIM_EMBD}, CONV_KIND(SLIDING)},
     {LAYER "self_attn.k_proj.weight", "blk.%d.attn_k.weight", {DIM_KV_FULL, DIM_EMBD}, CONV_KIND(FULL)},
     {LAYER "self_attn.k_norm.weight", "blk.%d.attn_k_norm.weight", {DIM_HEAD}, CONV_KIND(SLIDING)},
     {LAYER "self_attn.k_norm.weight", "blk.%d.attn_k_norm.weight", {DIM_HEAD_FULL}, CONV_KIND(FULL)},
     {LAYER "self_attn.v_proj.weight", "blk.%d.attn_v.weight", {DIM_KV, DIM_EMBD}, CONV_KIND(SLIDING)},
     {LAYER "self_attn.v_proj.weight", "blk.%d.attn_v.weight", {DIM_KV_FULL, DIM_EMBD}, CONV_KIND(VALUES)},
-    {LAYER "self_attn.o_proj.weight", "blk.%d.attn_output.weight", {DIM_EMBD, DIM_Q}, CONV_KIND(SLIDING)},
-    {LAYER "self_attn.o_proj.weight", "blk.%d.attn_output.weight", {DIM_EMBD, DIM_Q_FULL}, CONV_KIND(FULL)},
-    {LAYER "post_attention_layernorm.weight", "blk.%d.post_attention_norm.weight", {DIM_EMBD}, 0},
-    {LAYER "pre_feedforward_layernorm.weight", "blk.%d.ffn_norm.weight", {DIM_EMBD}, 0},
-    {LAYER "mlp.gate_proj.weight", "blk.%d.ffn_gate.weight", {DIM_FF, DIM_EMBD}, 0},
-    {LAYER "mlp.up_proj.weight", "blk.%d.ffn_up.weight", {DIM_FF, DIM_EMBD}, 0},
-    {LAYER "mlp.down_proj.weight", "blk.%d.ffn_down.weight", {DIM_EMBD, DIM_FF}, 0},
-    {LAYER "post_feedforward_layernorm.weight", "blk.%d.post_ffw_norm.weight", {DIM_EMBD}, 0},
+    RULES_BODY,
     {LAYER "post_feedforward_layernorm_1.weight",
      "blk.%d.post_ffw_norm_1.weight",
      {DIM_EMBD},
@@ -56,10 +78,7 @@ static const struct conv_rule rules[] = {
      {DIM_EXPERTS, DIM_EMBD, DIM_FFX},
      CONV_KIND(MOE)},
     {LAYER "router.per_expert_scale", "blk.%d.ffn_down_exps.scale", {DIM_EXPERTS}, CONV_KIND(MOE)},
-    {LAYER "layer_scalar", "blk.%d.layer_output_scale.weight", {DIM_ONE}, 0},
-    {"norm.weight", "output_norm.weight", {DIM_EMBD}, 0},
-    {"lm_head.weight", "output.weight", {DIM_VOCAB, DIM_EMBD}, CONV_OPTIONAL | CONV_HEAD},
-    {"rope_freqs", "rope_freqs.weight", {DIM_ROT}, CONV_MADE},
+    RULES_END,
     {NULL, NULL, {DIM_NONE}, 0},
 };
 
@@ -412,23 +431,9 @@ static const struct conv_rule assistant_rules[] = {
     {"pre_projection.weight", "nextn.pre_projection.weight", {DIM_EMBD, DIM_TARGET2}, 0},
     {"post_projection.weight", "nextn.post_projection.weight", {DIM_TARGET, DIM_EMBD}, 0},
     {"embed_tokens.weight", "token_embd.weight", {DIM_VOCAB, DIM_EMBD}, CONV_EMBED},
-    {LAYER "input_layernorm.weight", "blk.%d.attn_norm.weight", {DIM_EMBD}, 0},
-    {LAYER "self_attn.q_proj.weight", "blk.%d.attn_q.weight", {DIM_Q, DIM_EMBD}, CONV_KIND(SLIDING)},
-    {LAYER "self_attn.q_proj.weight", "blk.%d.attn_q.weight", {DIM_Q_FULL, DIM_EMBD}, CONV_KIND(FULL)},
-    {LAYER "self_attn.q_norm.weight", "blk.%d.attn_q_norm.weight", {DIM_HEAD}, CONV_KIND(SLIDING)},
-    {LAYER "self_attn.q_norm.weight", "blk.%d.attn_q_norm.weight", {DIM_HEAD_FULL}, CONV_KIND(FULL)},
-    {LAYER "self_attn.o_proj.weight", "blk.%d.attn_output.weight", {DIM_EMBD, DIM_Q}, CONV_KIND(SLIDING)},
-    {LAYER "self_attn.o_proj.weight", "blk.%d.attn_output.weight", {DIM_EMBD, DIM_Q_FULL}, CONV_KIND(FULL)},
-    {LAYER "post_attention_layernorm.weight", "blk.%d.post_attention_norm.weight", {DIM_EMBD}, 0},
-    {LAYER "pre_feedforward_layernorm.weight", "blk.%d.ffn_norm.weight", {DIM_EMBD}, 0},
-    {LAYER "mlp.gate_proj.weight", "blk.%d.ffn_gate.weight", {DIM_FF, DIM_EMBD}, 0},
-    {LAYER "mlp.up_proj.weight", "blk.%d.ffn_up.weight", {DIM_FF, DIM_EMBD}, 0},
-    {LAYER "mlp.down_proj.weight", "blk.%d.ffn_down.weight", {DIM_EMBD, DIM_FF}, 0},
-    {LAYER "post_feedforward_layernorm.weight", "blk.%d.post_ffw_norm.weight", {DIM_EMBD}, 0},
-    {LAYER "layer_scalar", "blk.%d.layer_output_scale.weight", {DIM_ONE}, 0},
-    {"norm.weight", "output_norm.weight", {DIM_EMBD}, 0},
-    {"lm_head.weight", "output.weight", {DIM_VOCAB, DIM_EMBD}, CONV_OPTIONAL | CONV_HEAD},
-    {"rope_freqs", "rope_freqs.weight", {DIM_ROT}, CONV_MADE},
+    RULES_QUERIES,
+    RULES_BODY,
+    RULES_END,
     {"masked_embedding.centroids.weight", "mtp.centroids.weight", {DIM_CLUSTERS, DIM_EMBD}, CONV_OPTIONAL},
     {"masked_embedding.token_ordering", "mtp.token_ordering.weight", {DIM_VOCAB}, CONV_OPTIONAL | CONV_ORDER},
     {NULL, NULL, {DIM_NONE}, 0},
