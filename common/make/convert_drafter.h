@@ -22,8 +22,14 @@
         {"layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight", {DIM_EMBD}, 0},              \
         {"layers.%d.mlp.gate_proj.weight", "blk.%d.ffn_gate.weight", {DIM_FF, DIM_EMBD}, 0},                 \
         {"layers.%d.mlp.up_proj.weight", "blk.%d.ffn_up.weight", {DIM_FF, DIM_EMBD}, 0},                     \
+        {"layers.%d.mlp.down_proj.weight", "blk.%d.ffn_down.weight", {DIM_EMBD, DIM_FF}, 0}, STACK_SINKS
+/* A layer's sinks, as exporters name them. */
+#define STACK_SINKS                                                                                          \
+    {"layers.%d.self_attn.sinks", "blk.%d.attn_sinks.weight", {DIM_HEADS}, CONV_OPTIONAL | CONV_STORED},     \
+        {"layers.%d.self_attn.sinks.weight", "blk.%d.attn_sinks.weight", {DIM_HEADS}, CONV_ALT},             \
+        {"layers.%d.self_attn.attention_sink_bias", "blk.%d.attn_sinks.weight", {DIM_HEADS}, CONV_ALT},      \
     {                                                                                                        \
-        "layers.%d.mlp.down_proj.weight", "blk.%d.ffn_down.weight", {DIM_EMBD, DIM_FF}, 0                    \
+        "layers.%d.self_attn.attention_sink_bias.weight", "blk.%d.attn_sinks.weight", {DIM_HEADS}, CONV_ALT  \
     }
 /* What a DSpark has beside its stack. */
 #define DSPARK_HEADS                                                                                         \
