@@ -305,6 +305,13 @@ $(BUILD)/test/lossless: $(LOSSLESS_SRC) test/lossless/lossless.h $(LIB)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $(filter %.c %.a,$^) -o $@ $(LIBS)
 
+# dflash-bench that chooses wrong blocks and pages: what test/cli/needles.sh must see fail.
+WRONG := $(BUILD)/test/wrong/dflash-bench
+$(WRONG): test/wrong_choices.c $(call objects_of,bench) $(CLI_LIB) $(LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) -Wl,--wrap=kn_sparse_keep,--wrap=kn_kv_get $(filter %.c %.o %.a,$^) -o $@ $(LIBS)
+
 # What each type of weights costs the pairs: the tables of docs/perplexity.md, made anew.
 QUALITY_TYPES := f32 f16 bf16 q8_0 q6_k q5_k q5_0 q4_k q4_k_m q4_0 iq4_nl mxfp4 iq4_xs q3_k_m iq3_m iq3_s q3_k iq3_xs iq3_xxs \
                  q2_k iq2_s iq2_m iq2_xs iq2_xxs
@@ -333,6 +340,7 @@ $(SERVE_CLIENT): test/serve/client.c
 	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Wshadow $(if $(filter 1,$(WERROR)),-Werror) $< -o $@
 
 test sanitize-suites test-gpu-build: $(SERVE_CLIENT)
+test sanitize-suites: $(WRONG)
 
 .PHONY: test-faults
 test-faults: all $(INJECT) $(PAIR_FILES)

@@ -78,6 +78,10 @@ const struct hf_rule conv_drafter_config[] = {
 };
 
 static const struct conv_relative relatives[] = {
+    {"lilicorr", "LiLiCorr"}, /* with a DFlash2's convolutions */
+    {"dspine", "DSpine"},
+    {"injection.", "DSpine"},
+    {"transfer_codes", "DSpine"},
     {"attention_conv.", "DFlash2"},
     {"mlp_conv.", "DFlash2"},
     {"candidate_selector.", "DFlash2"},
@@ -92,9 +96,10 @@ static const struct conv_relative relatives[] = {
     {"gru_hidden_dim", "Domino"},
     {"d2t", "reduced-vocabulary"},
     {"draft_vocab_size", "reduced-vocabulary"},
+    {"lilicorr", "LiLiCorr"},
     {NULL, NULL},
 };
-enum { OWN_OF_DFLASH2 = 5 };
+enum { OWN_OF_DFLASH2 = 9 };
 
 static const char *const taps_paths[] = {"dflash_config.target_layer_ids",
                                          "dflash_config.aux_hidden_state_layer_ids", "target_layer_ids",

@@ -42,7 +42,7 @@ set_up() { # DIR TARGET: prompts, and what dflash-generate alone writes for them
     { head -c 800 "$d/all"; head -c 500 "$d/other"; } >"$d/b.tok"
     { head -c 512 "$d/all"; head -c 300 "$d/other"; } >"$d/c.tok"
     head -c 360 "$d/other" >"$d/d.tok"
-    dflash-prefill -q -m "$t" --compress 0.8 --kept "$d/places" -o "$d/state" <"$d/a.tok" 2>/dev/null
+    dflash-prefill -q -m "$t" --chunk 64 --compress 0.8 --kept "$d/places" -o "$d/state" <"$d/a.tok" 2>/dev/null
     at_places "$d/a.tok" "$d/places" >"$d/a.kept"
     for p in a b c d; do
         dflash-generate -q -m "$t" -n 24 --chunk 64 --ignore-eos <"$d/$p.tok" >"$d/$p.0.out"
