@@ -11,7 +11,15 @@
     {                                                                                                        \
         "hidden_norm.weight", "enc.output_norm.weight", {DIM_EMBD}, 0                                        \
     }
-#define STACK_LAYERS CONV_ATTENTION_RULES, CONV_FFN_RULES
+#define STACK_LAYERS CONV_ATTENTION_RULES, CONV_FFN_RULES, STACK_SINKS
+/* A layer's sinks, as exporters name them. */
+#define STACK_SINKS                                                                                          \
+    {"layers.%d.self_attn.sinks", "blk.%d.attn_sinks.weight", {DIM_HEADS}, CONV_OPTIONAL | CONV_STORED},     \
+        {"layers.%d.self_attn.sinks.weight", "blk.%d.attn_sinks.weight", {DIM_HEADS}, CONV_ALT},             \
+        {"layers.%d.self_attn.attention_sink_bias", "blk.%d.attn_sinks.weight", {DIM_HEADS}, CONV_ALT},      \
+    {                                                                                                        \
+        "layers.%d.self_attn.attention_sink_bias.weight", "blk.%d.attn_sinks.weight", {DIM_HEADS}, CONV_ALT  \
+    }
 /* What a DSpark has beside its stack. */
 #define DSPARK_HEADS                                                                                         \
     {"markov_head.markov_w1.weight", "markov_w1.weight", {DIM_VOCAB, DIM_RANK}, CONV_OPTIONAL},              \

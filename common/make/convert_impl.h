@@ -222,6 +222,7 @@ struct conv_drafter {
     bool sliding[DESC_MAX_LAYERS], causal[DESC_MAX_LAYERS], any_sliding;
     int64_t conv_kernel, conv_group, selector_k; /* DFlash2 */
     bool has_scale, has_softcap, has_multiplier;
+    double value_scale; /* 0: none */
     bool gemma4;    /* its blocks, and then the class's own scale and no cap where config.json is silent */
     bool tokenizer; /* in the file */
     const char *kind, *pieces; /* of a relative, for messages; NULL: a DFlash drafter */
