@@ -2,8 +2,9 @@
  *
  * usage: make_dialects DRAFTER.gguf DIR     DRAFTER: dialect upstream
  * Writes DIR/NAME.gguf of that drafter, and DIR/small-NAME.gguf of a few KB;
- * DIR/relative-NAME.gguf: drafters of other kinds, recognised and not run;
- * DIR/types/NAME.gguf: the drafter with a matrix of a type that has no product here, of zeros. */
+ * DIR/relative-NAME.gguf: drafters of other kinds, recognised and not run; DIR/small-sunk.gguf: with
+ * attention sinks; DIR/types/NAME.gguf: the drafter with a matrix of a type that has no product here, of
+ * zeros. */
 #include <sys/stat.h>
 
 #include "dialect_files.h"
@@ -76,7 +77,9 @@ static int write_relatives(const char *dir, const struct df_drafter *d, struct e
         snprintf(path, sizeof path, "%s/relative-%s.gguf", dir, r[i].name);
         if (df_write(path, d, s, &r[i].c, e)) return -1;
     }
-    return 0;
+    const struct df_change sunk = {.extra = sinks}; /* which is run, on the CPU */
+    snprintf(path, sizeof path, "%s/small-sunk.gguf", dir);
+    return df_write(path, d, spellings, &sunk, e);
 }
 
 /* What llama.cpp's quantiser makes of a drafter, a type each. */

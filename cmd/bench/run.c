@@ -178,8 +178,9 @@ static bool two_kinds(void)
     return o.m.drafter || o.lookup.look;
 }
 
-/* One prompt; the stream goes to out. */
-static int one(const struct prompt *p, bool drafted, struct sink *out, struct spec_stats *st,
+/* The prompt with number i; the stream goes to out. Stated acceptance goes on where the prompt before ended:
+ * the same draws for all prompts would be one stream, measured many times. */
+static int one(const struct prompt *p, int i, bool drafted, struct sink *out, struct spec_stats *st,
                double *prefill_s, struct err *e)
 {
     const struct desc *d = o.m.target->d;
@@ -208,7 +209,7 @@ static int one(const struct prompt *p, bool drafted, struct sink *out, struct sp
     const int64_t room = (int64_t)p->n + o.n + SESSION_MAX_ROWS;
     so.ctx = o.ctx ? o.ctx : room < SESSION_MAX_CTX ? (int32_t)room : SESSION_MAX_CTX;
     if (drafted && o.synthetic.slots) {
-        if (synthetic_table(&o.synthetic, (int32_t)p->n, so.ctx, &stated, e)) goto done;
+        if (synthetic_table(&o.synthetic, i * o.n, (int32_t)p->n, so.ctx, &stated, e)) goto done;
         so.synthetic = &stated;
     }
     if (models_kv(&o.m, NULL, &so, e) ||
@@ -237,7 +238,7 @@ static int one_run(struct prompt *p, int n_prompts, bool drafted, bool counted, 
         struct spec_stats st;
         double ps = 0;
         out->n = 0;
-        if (one(&p[i], drafted, out, &st, &ps, e)) return -1;
+        if (one(&p[i], i, drafted, out, &st, &ps, e)) return -1;
         if (!p[i].plain) {
             p[i].plain = mem_alloc((size_t)out->n * sizeof *out->id + 1);
             if (!p[i].plain)

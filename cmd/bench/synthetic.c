@@ -163,8 +163,8 @@ int synthetic_trace(struct synthetic *s, const char *path, int32_t slots, struct
     return rc;
 }
 
-int synthetic_table(const struct synthetic *s, int32_t from, int32_t positions, struct session_synthetic *t,
-                    struct err *e)
+int synthetic_table(const struct synthetic *s, int64_t first, int32_t from, int32_t positions,
+                    struct session_synthetic *t, struct err *e)
 {
     int32_t *equal = mem_calloc((size_t)positions, sizeof *equal);
     float *logp = mem_calloc((size_t)positions * (size_t)s->slots, sizeof *logp);
@@ -173,7 +173,7 @@ int synthetic_table(const struct synthetic *s, int32_t from, int32_t positions, 
         .n = positions, .slots = s->slots, .equal = equal, .logp = logp, .rank = rank, .top = s->top};
     if (!equal || !logp || (s->rank && !rank)) return err_set(e, ERR_IO, "out of memory (stated acceptance)");
     for (int32_t p = from; p < positions; p++) {
-        const int32_t i = (p - from) % s->n;
+        const int32_t i = (int32_t)((first + p - from) % s->n);
         equal[p] = s->equal[i];
         if (rank) memcpy(rank + (int64_t)p * s->slots, s->rank + (int64_t)i * s->slots, (size_t)s->slots);
         memcpy(logp + (int64_t)p * s->slots, s->logp + (int64_t)i * s->slots,

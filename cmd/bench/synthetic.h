@@ -29,10 +29,10 @@ int synthetic_rates(struct synthetic *s, const char *list, int32_t slots, int32_
 /* A trace as dflash-bench calibrate writes it: {"kind": "accept-trace", "schema": 1, "slots": S, "positions":
  * [[stay, P1, .., PS], ..]}. ERR_FORMAT: it is none, or has other slots than these. */
 int synthetic_trace(struct synthetic *s, const char *path, int32_t slots, struct err *e);
-/* What a session of that many positions takes (session.h), the first of s at position `from`. Memory is t's.
- */
-int synthetic_table(const struct synthetic *s, int32_t from, int32_t positions, struct session_synthetic *t,
-                    struct err *e);
+/* What a session of that many positions takes (session.h), number `first` of s at position `from`. Memory is
+ * t's. */
+int synthetic_table(const struct synthetic *s, int64_t first, int32_t from, int32_t positions,
+                    struct session_synthetic *t, struct err *e);
 void synthetic_table_free(struct session_synthetic *t);
 /* Mean tokens a cycle, the one behind the last that stays included, where every position is as likely. */
 double synthetic_mean(const struct synthetic *s);

@@ -391,6 +391,8 @@ static int find_family(struct conv *c, struct err *e)
                                                      {"DSparkSpeculator", "DSpark (nested configs)"},
                                                      {"DSpark", "DSpark (of this name)"},
                                                      {"Domino", "Domino (of this name)"},
+                                                     {"DSpine", "DSpine"},
+                                                     {"LiLiCorr", "LiLiCorr"},
                                                      {"Eagle", "EAGLE"},
                                                      {"Assistant", "MTP assistant"},
                                                      {NULL, NULL}};

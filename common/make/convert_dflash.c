@@ -78,6 +78,10 @@ const struct hf_rule conv_drafter_config[] = {
 };
 
 static const struct conv_relative relatives[] = {
+    {"lilicorr", "LiLiCorr"}, /* with a DFlash2's convolutions */
+    {"dspine", "DSpine"},
+    {"injection.", "DSpine"},
+    {"transfer_codes", "DSpine"},
     {"attention_conv.", "DFlash2"},
     {"mlp_conv.", "DFlash2"},
     {"candidate_selector.", "DFlash2"},
@@ -92,9 +96,10 @@ static const struct conv_relative relatives[] = {
     {"gru_hidden_dim", "Domino"},
     {"d2t", "reduced-vocabulary"},
     {"draft_vocab_size", "reduced-vocabulary"},
+    {"lilicorr", "LiLiCorr"},
     {NULL, NULL},
 };
-enum { OWN_OF_DFLASH2 = 5 };
+enum { OWN_OF_DFLASH2 = 9 };
 
 static const char *const taps_paths[] = {"dflash_config.target_layer_ids",
                                          "dflash_config.aux_hidden_state_layer_ids", "target_layer_ids",
@@ -114,6 +119,8 @@ static const char *const softcap_paths[] = {"dflash_config.final_logit_softcappi
 
 static const char *const multiplier_paths[] = {"dflash_config.output_multiplier", "output_multiplier", NULL};
 
+static const char *const value_scale_paths[] = {"dflash_config.attention_value_scale",
+                                                "attention_value_scale", NULL};
 static const char *const kernel_paths[] = {"dflash_config.conv_kernel_size", "conv_kernel_size", NULL};
 static const char *const group_paths[] = {"dflash_config.conv_group_size", "conv_group_size", NULL};
 static const char *const rank_paths[] = {"dflash_config.selector_rank", "selector_rank", NULL};
@@ -386,6 +393,27 @@ static int put_multiplier(struct conv *c, struct err *e)
     return conv_put_f32(c, "logit_scale", v, e);
 }
 
+/* Sinks, which the tensors tell, and a scale of what attention leaves. */
+static int put_sinks(struct conv *c, struct err *e)
+{
+    struct conv_drafter *d = &c->d;
+    const int r = c->cfg ? hf_find_f64(c->cfg, value_scale_paths, &d->value_scale, NULL, e) : 1;
+    if (r < 0) return -1;
+    if (c->dim[DIM_HEADS] && c->dim[DIM_HEADS] != c->n_head)
+        return err_set(e, ERR_FORMAT, "%s: %s has the wrong shape (expected %d heads, got %lld)", c->label,
+                       c->dim_from[DIM_HEADS], c->n_head, (long long)c->dim[DIM_HEADS]);
+    if (r == 0 && !(d->value_scale > 1e-6 && d->value_scale < 1e6))
+        return err_set(e, ERR_FORMAT,
+                       "%s: attention_value_scale is out of range (expected a positive number, got %.9g)",
+                       hf_config_name(c->cfg), d->value_scale);
+    if (r == 0 && d->conv_kernel)
+        return err_set(e, ERR_FORMAT, "%s: attention_value_scale is not implemented in a DFlash2 drafter",
+                       hf_config_name(c->cfg));
+    if (!d->pieces && (r == 0 || c->dim[DIM_HEADS]))
+        d->pieces = r == 0 ? "a scale of attention" : "attention sinks";
+    return r == 0 ? conv_put_f32(c, "attention.value_scale", d->value_scale, e) : 0;
+}
+
 /* input_embedding_scale and the softcap: written where the config has them, else they are the target's. */
 static int put_scales(struct conv *c, struct err *e)
 {
@@ -479,7 +507,7 @@ int conv_drafter_keys(struct conv *c, struct err *e)
     if (check_target(c, e) || get_window(c, e) || conv_put_common(c, e)) return -1;
     if (c->n_vocab && conv_put_u32(c, "vocab_size", c->n_vocab, e)) return -1;
     if (dialect_put(c->w, c->dialect, &p, e)) return -1;
-    return put_attention(c, e) || put_scales(c, e) || conv_put_norm_crc(c, e) ? -1 : 0;
+    return put_attention(c, e) || put_sinks(c, e) || put_scales(c, e) || conv_put_norm_crc(c, e) ? -1 : 0;
 }
 
 /* DFlash2: the same and its own, whose shapes must agree with what was said of them. */

@@ -11,19 +11,14 @@
     {                                                                                                        \
         "hidden_norm.weight", "enc.output_norm.weight", {DIM_EMBD}, 0                                        \
     }
-#define STACK_LAYERS                                                                                         \
-    {"layers.%d.input_layernorm.weight", "blk.%d.attn_norm.weight", {DIM_EMBD}, 0},                          \
-        {"layers.%d.self_attn.q_proj.weight", "blk.%d.attn_q.weight", {DIM_Q, DIM_EMBD}, 0},                 \
-        {"layers.%d.self_attn.q_norm.weight", "blk.%d.attn_q_norm.weight", {DIM_HEAD}, 0},                   \
-        {"layers.%d.self_attn.k_proj.weight", "blk.%d.attn_k.weight", {DIM_KV, DIM_EMBD}, 0},                \
-        {"layers.%d.self_attn.k_norm.weight", "blk.%d.attn_k_norm.weight", {DIM_HEAD}, 0},                   \
-        {"layers.%d.self_attn.v_proj.weight", "blk.%d.attn_v.weight", {DIM_KV, DIM_EMBD}, 0},                \
-        {"layers.%d.self_attn.o_proj.weight", "blk.%d.attn_output.weight", {DIM_EMBD, DIM_Q}, 0},            \
-        {"layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight", {DIM_EMBD}, 0},              \
-        {"layers.%d.mlp.gate_proj.weight", "blk.%d.ffn_gate.weight", {DIM_FF, DIM_EMBD}, 0},                 \
-        {"layers.%d.mlp.up_proj.weight", "blk.%d.ffn_up.weight", {DIM_FF, DIM_EMBD}, 0},                     \
+#define STACK_LAYERS CONV_ATTENTION_RULES, CONV_FFN_RULES, STACK_SINKS
+/* A layer's sinks, as exporters name them. */
+#define STACK_SINKS                                                                                          \
+    {"layers.%d.self_attn.sinks", "blk.%d.attn_sinks.weight", {DIM_HEADS}, CONV_OPTIONAL | CONV_STORED},     \
+        {"layers.%d.self_attn.sinks.weight", "blk.%d.attn_sinks.weight", {DIM_HEADS}, CONV_ALT},             \
+        {"layers.%d.self_attn.attention_sink_bias", "blk.%d.attn_sinks.weight", {DIM_HEADS}, CONV_ALT},      \
     {                                                                                                        \
-        "layers.%d.mlp.down_proj.weight", "blk.%d.ffn_down.weight", {DIM_EMBD, DIM_FF}, 0                    \
+        "layers.%d.self_attn.attention_sink_bias.weight", "blk.%d.attn_sinks.weight", {DIM_HEADS}, CONV_ALT  \
     }
 /* What a DSpark has beside its stack. */
 #define DSPARK_HEADS                                                                                         \

@@ -33,17 +33,12 @@ enum { SLIDING = 1, FULL = 2, VALUES = 4, MOE = 8 }; /* VALUES: with a v_proj */
          {DIM_EMBD, DIM_Q_FULL},                                                                             \
          CONV_KIND(FULL)},                                                                                   \
         {LAYER "post_attention_layernorm.weight", "blk.%d.post_attention_norm.weight", {DIM_EMBD}, 0},       \
-        {LAYER "pre_feedforward_layernorm.weight", "blk.%d.ffn_norm.weight", {DIM_EMBD}, 0},                 \
-        {LAYER "mlp.gate_proj.weight", "blk.%d.ffn_gate.weight", {DIM_FF, DIM_EMBD}, 0},                     \
-        {LAYER "mlp.up_proj.weight", "blk.%d.ffn_up.weight", {DIM_FF, DIM_EMBD}, 0},                         \
-        {LAYER "mlp.down_proj.weight", "blk.%d.ffn_down.weight", {DIM_EMBD, DIM_FF}, 0},                     \
+        {LAYER "pre_feedforward_layernorm.weight", "blk.%d.ffn_norm.weight", {DIM_EMBD}, 0}, CONV_FFN_RULES, \
     {                                                                                                        \
         LAYER "post_feedforward_layernorm.weight", "blk.%d.post_ffw_norm.weight", {DIM_EMBD}, 0              \
     }
 #define RULES_END                                                                                            \
-    {LAYER "layer_scalar", "blk.%d.layer_output_scale.weight", {DIM_ONE}, 0},                                \
-        {"norm.weight", "output_norm.weight", {DIM_EMBD}, 0},                                                \
-        {"lm_head.weight", "output.weight", {DIM_VOCAB, DIM_EMBD}, CONV_OPTIONAL | CONV_HEAD},               \
+    {LAYER "layer_scalar", "blk.%d.layer_output_scale.weight", {DIM_ONE}, 0}, CONV_END_RULES,                \
     {                                                                                                        \
         "rope_freqs", "rope_freqs.weight", {DIM_ROT}, CONV_MADE                                              \
     }

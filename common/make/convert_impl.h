@@ -101,6 +101,31 @@ struct conv_rule {
     unsigned flags;
 };
 
+/* What several families name alike: of a layer, everything before the feed-forward, with norms of heads, and
+ * the feed-forward; what ends a target. */
+#define CONV_ATTENTION_RULES                                                                                 \
+    {"layers.%d.input_layernorm.weight", "blk.%d.attn_norm.weight", {DIM_EMBD}, 0},                          \
+        {"layers.%d.self_attn.q_proj.weight", "blk.%d.attn_q.weight", {DIM_Q, DIM_EMBD}, 0},                 \
+        {"layers.%d.self_attn.q_norm.weight", "blk.%d.attn_q_norm.weight", {DIM_HEAD}, 0},                   \
+        {"layers.%d.self_attn.k_proj.weight", "blk.%d.attn_k.weight", {DIM_KV, DIM_EMBD}, 0},                \
+        {"layers.%d.self_attn.k_norm.weight", "blk.%d.attn_k_norm.weight", {DIM_HEAD}, 0},                   \
+        {"layers.%d.self_attn.v_proj.weight", "blk.%d.attn_v.weight", {DIM_KV, DIM_EMBD}, 0},                \
+        {"layers.%d.self_attn.o_proj.weight", "blk.%d.attn_output.weight", {DIM_EMBD, DIM_Q}, 0},            \
+    {                                                                                                        \
+        "layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight", {DIM_EMBD}, 0                 \
+    }
+#define CONV_FFN_RULES                                                                                       \
+    {"layers.%d.mlp.gate_proj.weight", "blk.%d.ffn_gate.weight", {DIM_FF, DIM_EMBD}, 0},                     \
+        {"layers.%d.mlp.up_proj.weight", "blk.%d.ffn_up.weight", {DIM_FF, DIM_EMBD}, 0},                     \
+    {                                                                                                        \
+        "layers.%d.mlp.down_proj.weight", "blk.%d.ffn_down.weight", {DIM_EMBD, DIM_FF}, 0                    \
+    }
+#define CONV_END_RULES                                                                                       \
+    {"norm.weight", "output_norm.weight", {DIM_EMBD}, 0},                                                    \
+    {                                                                                                        \
+        "lm_head.weight", "output.weight", {DIM_VOCAB, DIM_EMBD}, CONV_OPTIONAL | CONV_HEAD                  \
+    }
+
 /* The experts of a layer, apart or fused; at: the name up to "experts." with its dot. */
 #define CONV_EXPERT_RULES_OF(at, more)                                                                       \
     {at "%d.gate_proj.weight",                                                                               \
@@ -197,6 +222,7 @@ struct conv_drafter {
     bool sliding[DESC_MAX_LAYERS], causal[DESC_MAX_LAYERS], any_sliding;
     int64_t conv_kernel, conv_group, selector_k; /* DFlash2 */
     bool has_scale, has_softcap, has_multiplier;
+    double value_scale; /* 0: none */
     bool gemma4;    /* its blocks, and then the class's own scale and no cap where config.json is silent */
     bool tokenizer; /* in the file */
     const char *kind, *pieces; /* of a relative, for messages; NULL: a DFlash drafter */

@@ -17,11 +17,8 @@ static const struct conv_rule rules[] = {
     {"layers.%d.self_attn.v_proj.weight", "blk.%d.attn_v.weight", {DIM_KV, DIM_EMBD}, 0},
     {"layers.%d.self_attn.o_proj.weight", "blk.%d.attn_output.weight", {DIM_EMBD, DIM_Q}, 0},
     {"layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight", {DIM_EMBD}, 0},
-    {"layers.%d.mlp.gate_proj.weight", "blk.%d.ffn_gate.weight", {DIM_FF, DIM_EMBD}, 0},
-    {"layers.%d.mlp.up_proj.weight", "blk.%d.ffn_up.weight", {DIM_FF, DIM_EMBD}, 0},
-    {"layers.%d.mlp.down_proj.weight", "blk.%d.ffn_down.weight", {DIM_EMBD, DIM_FF}, 0},
-    {"norm.weight", "output_norm.weight", {DIM_EMBD}, 0},
-    {"lm_head.weight", "output.weight", {DIM_VOCAB, DIM_EMBD}, CONV_OPTIONAL | CONV_HEAD},
+    CONV_FFN_RULES,
+    CONV_END_RULES,
     {"rope_freqs", "rope_freqs.weight", {DIM_ROT}, CONV_MADE},
     {NULL, NULL, {DIM_NONE}, 0},
 };

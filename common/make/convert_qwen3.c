@@ -7,27 +7,11 @@
 
 #include <string.h>
 
-/* The embedding and, of a layer, everything before the feed-forward. */
-#define ATTENTION_RULES                                                                                      \
-    {"embed_tokens.weight", "token_embd.weight", {DIM_VOCAB, DIM_EMBD}, CONV_EMBED},                         \
-        {"layers.%d.input_layernorm.weight", "blk.%d.attn_norm.weight", {DIM_EMBD}, 0},                      \
-        {"layers.%d.self_attn.q_proj.weight", "blk.%d.attn_q.weight", {DIM_Q, DIM_EMBD}, 0},                 \
-        {"layers.%d.self_attn.q_norm.weight", "blk.%d.attn_q_norm.weight", {DIM_HEAD}, 0},                   \
-        {"layers.%d.self_attn.k_proj.weight", "blk.%d.attn_k.weight", {DIM_KV, DIM_EMBD}, 0},                \
-        {"layers.%d.self_attn.k_norm.weight", "blk.%d.attn_k_norm.weight", {DIM_HEAD}, 0},                   \
-        {"layers.%d.self_attn.v_proj.weight", "blk.%d.attn_v.weight", {DIM_KV, DIM_EMBD}, 0},                \
-        {"layers.%d.self_attn.o_proj.weight", "blk.%d.attn_output.weight", {DIM_EMBD, DIM_Q}, 0},            \
-    {                                                                                                        \
-        "layers.%d.post_attention_layernorm.weight", "blk.%d.ffn_norm.weight", {DIM_EMBD}, 0                 \
-    }
-
 static const struct conv_rule rules[] = {
-    ATTENTION_RULES,
-    {"layers.%d.mlp.gate_proj.weight", "blk.%d.ffn_gate.weight", {DIM_FF, DIM_EMBD}, 0},
-    {"layers.%d.mlp.up_proj.weight", "blk.%d.ffn_up.weight", {DIM_FF, DIM_EMBD}, 0},
-    {"layers.%d.mlp.down_proj.weight", "blk.%d.ffn_down.weight", {DIM_EMBD, DIM_FF}, 0},
-    {"norm.weight", "output_norm.weight", {DIM_EMBD}, 0},
-    {"lm_head.weight", "output.weight", {DIM_VOCAB, DIM_EMBD}, CONV_OPTIONAL | CONV_HEAD},
+    {"embed_tokens.weight", "token_embd.weight", {DIM_VOCAB, DIM_EMBD}, CONV_EMBED},
+    CONV_ATTENTION_RULES,
+    CONV_FFN_RULES,
+    CONV_END_RULES,
     {NULL, NULL, {DIM_NONE}, 0},
 };
 
@@ -43,11 +27,11 @@ static const struct hf_rule config[] = {
 };
 
 static const struct conv_rule moe_rules[] = {
-    ATTENTION_RULES,
+    {"embed_tokens.weight", "token_embd.weight", {DIM_VOCAB, DIM_EMBD}, CONV_EMBED},
+    CONV_ATTENTION_RULES,
     {"layers.%d.mlp.gate.weight", "blk.%d.ffn_gate_inp.weight", {DIM_EXPERTS, DIM_EMBD}, 0},
     CONV_EXPERT_RULES("layers.%d.mlp.experts."),
-    {"norm.weight", "output_norm.weight", {DIM_EMBD}, 0},
-    {"lm_head.weight", "output.weight", {DIM_VOCAB, DIM_EMBD}, CONV_OPTIONAL | CONV_HEAD},
+    CONV_END_RULES,
     {NULL, NULL, {DIM_NONE}, 0},
 };
 

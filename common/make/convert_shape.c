@@ -502,17 +502,25 @@ static void list_skipped(const struct conv *c, const uint8_t *used)
     }
 }
 
-static int check_unused(struct conv *c, const uint8_t *used, struct err *e)
+/* The order of relatives counts, not that of tensors: some have the pieces of others. */
+static int check_relatives(struct conv *c, const uint8_t *used, struct err *e)
 {
-    for (uint64_t i = 0; i < c->st->n_tensors; i++) {
-        const char *name = c->st->tensor[i].name;
-        if (used[i] || skipped(c, name)) continue;
-        for (const struct conv_relative *r = c->fam->relatives; r && r->part; r++)
-            if (strstr(name, r->part))
+    for (const struct conv_relative *r = c->fam->relatives; r && r->part; r++)
+        for (uint64_t i = 0; i < c->st->n_tensors; i++)
+            if (!used[i] && !skipped(c, c->st->tensor[i].name) && strstr(c->st->tensor[i].name, r->part))
                 return err_set(
                     e, ERR_FORMAT,
                     "%s: tensor %s shows a %s drafter, which is not supported (expected a plain %s)",
-                    c->label, name, r->name, c->fam->hf);
+                    c->label, c->st->tensor[i].name, r->name, c->fam->hf);
+    return 0;
+}
+
+static int check_unused(struct conv *c, const uint8_t *used, struct err *e)
+{
+    if (check_relatives(c, used, e)) return -1;
+    for (uint64_t i = 0; i < c->st->n_tensors; i++) {
+        const char *name = c->st->tensor[i].name;
+        if (used[i] || skipped(c, name)) continue;
         if (c->fam->drafter && (strstr(name, "embed_tokens") || strstr(name, "lm_head"))) {
             err_set(e, ERR_FORMAT,
                     "%s: tensor %s: an embedding or head of the drafter's own is not supported", c->label,

@@ -7,9 +7,10 @@
 #include "../base/json.h"
 #include "../base/mem.h"
 
-#define MOST_LOGIT 7.0  /* probabilities beyond are no evidence of more */
-#define AGEING 0.012    /* variance that a cycle adds to the intercept; slopes and slots get a tenth */
-#define LOOK_LABELS 24. /* labels that a rate of look-ups remembers */
+#define MOST_LOGIT 7.0     /* probabilities beyond are no evidence of more */
+#define AGEING 0.006       /* variance that a cycle adds to the intercept; */
+#define AGEING_REST 0.0002 /* to the slope and to slots, which differ less from text to text */
+#define LOOK_LABELS 24.    /* labels that a rate of look-ups remembers */
 
 enum { RANGES = CALIBRATION_BUCKETS / 2 }; /* of temperatures above 0 */
 static const double range_ends[RANGES] = {0.65, 0.9, INFINITY};
@@ -149,8 +150,8 @@ void calibration_ages(struct calibration *c, int32_t bucket)
 {
     struct calibration_slope *s = &c->draft[bucket];
     older(&s->intercept, AGEING, INTERCEPT_VARIANCE);
-    older(&s->slope, AGEING / 10, SLOPE_VARIANCE);
-    for (int32_t j = 0; j < CALIBRATION_SLOTS; j++) older(&s->slot[j], AGEING / 10, SLOT_VARIANCE);
+    older(&s->slope, AGEING_REST, SLOPE_VARIANCE);
+    for (int32_t j = 0; j < CALIBRATION_SLOTS; j++) older(&s->slot[j], AGEING_REST, SLOT_VARIANCE);
 }
 
 void calibration_seen(struct calibration *c, int32_t bucket, const struct plan_result *r)

@@ -10,15 +10,13 @@
 #define GAINS 8            /* cycles that the average of gains remembers */
 #define REGRET 1.5         /* what averages below the margin add up to before drafting ends, */
 #define REGRET_SAVED 0.05  /* and of what the account has saved, on top */
-#define OPTIMISM 0.7       /* deviations of what is believed of a drafter: what is unknown is worth a try */
-#define LABELS 0.3         /* what it is worth that a draft that was paid for gets labels */
+#define OPTIMISM 0.55      /* deviations of what is believed of a drafter: what is unknown is worth a try */
 #define FADE (1. / 32)     /* of the rate that was had, a cycle */
-#define ALLOWED 7.0        /* the account of drafting */
+#define ALLOWED 10.0       /* the account of drafting */
 #define LOOK_ALLOWED 2.0   /* of look-ups */
 #define SAVED 40.0         /* gains that either counts at most */
-#define FORGET 1024.       /* tokens after which 1 - 1/e of a loss is forgotten */
+#define FORGET 2048.       /* tokens after which 1 - 1/e of a loss is forgotten */
 #define PROBE_SHARE 0.0075 /* of the time */
-#define BURST_SHARE 0.002  /* of all time, on top for probes that follow a right one */
 #define PROBES_SAVED 8     /* probes that the credit holds at most */
 #define WAIT_FIRST 8       /* plain steps before the first probe of a pause */
 #define TREE_RATIO 1.1     /* a tree's rows over a chain's, before any was seen */
@@ -145,7 +143,6 @@ struct bet {
     int32_t least; /* rows at least, where the chain has them */
     double most_s; /* that a verify may take */
     double risk;   /* tokens that a squared token of variance is counted as */
-    double labels; /* what rows that get labels are worth beside their tokens */
 };
 
 /* The best row count of a chain of n proposals, h [n] their probabilities. Returns its worth in tokens; *rows
@@ -153,7 +150,7 @@ struct bet {
 static double best_of(const struct planner_auto *a, const struct worth *w, int32_t pos, const double *h,
                       int32_t n, const struct bet *b, int32_t *rows)
 {
-    double worth = 1 - w->lambda * w->plain_s, best = b->least > 1 ? -INFINITY : worth - b->labels;
+    double worth = 1 - w->lambda * w->plain_s, best = b->least > 1 ? -INFINITY : worth;
     double sum = 1, reach = 1, squares = 0;
     int32_t j = 0;
     *rows = 1;
@@ -345,11 +342,25 @@ static double probe_s(const struct planner_auto *a)
     return a->n_counts ? w.draft_s + plan_times_rows(&a->times, a->counts[0], a->pos) - w.plain_s : 0;
 }
 
-/* Is there room for a draft that nothing comes of? */
+/* Of the account: what look-ups lost counts, what they won does not. */
+static double spent(const struct planner_auto *a)
+{
+    return a->lost + fmax(0, a->look_lost);
+}
+
+/* Is there room for a draft and the cheapest verify that can win, if nothing comes of both? A draft that
+ * could not be followed by one is time thrown away. */
 static bool has_room(const struct planner_auto *a)
 {
     const struct worth w = worth_at(a, a->turn, a->pos);
-    return a->lost + w.draft_s / w.plain_s < ALLOWED;
+    double lost = w.draft_s / w.plain_s;
+    for (int32_t i = 0; i < a->n_counts; i++) {
+        const double cost = (w.draft_s + plan_times_rows(&a->times, a->counts[i], a->pos)) / w.plain_s;
+        if (cost >= a->counts[i]) continue;
+        lost = cost - 1;
+        break;
+    }
+    return spent(a) + lost < ALLOWED;
 }
 
 static void leave(struct planner_auto *a, int why)
@@ -375,16 +386,9 @@ static void take_turns(struct planner_auto *a)
     a->regret = 0, a->rested = 0, a->trial_wait = TRIAL_FIRST;
 }
 
-/* Seconds that probes may lose now. */
-static double credit_of(const struct planner_auto *a)
-{
-    return a->credit + (a->burst ? BURST_SHARE * a->stats.total_s : 0);
-}
-
 static bool wants_probe(const struct planner_auto *a)
 {
-    return !a->asked && a->n_counts && (a->burst || a->waited >= a->interval) && credit_of(a) >= probe_s(a) &&
-           has_room(a);
+    return !a->asked && a->n_counts && a->waited >= a->interval && a->credit >= probe_s(a) && has_room(a);
 }
 
 static void auto_next(void *ctx, struct plan *p)
@@ -417,20 +421,18 @@ static void auto_choose(void *ctx, const struct plan_offer *o, struct plan_choic
     double draft[CALIBRATION_SLOTS], look[CALIBRATION_SLOTS];
     int32_t n_draft, n_look, draft_rows, look_rows;
     chances(a, o, draft, look, &n_draft, &n_look);
-    const double left = ALLOWED - a->lost - w.draft_s / w.plain_s;
+    const double left = ALLOWED - spent(a) - w.draft_s / w.plain_s;
     struct bet bet = bet_of(&w, a->look_lost, LOOK_ALLOWED);
     const double of_look = best_of(a, &w, o->pos, look, n_look, &bet, &look_rows);
     bet = bet_of(&w, ALLOWED - left, ALLOWED);
     if (probe) {
-        /* It may lose its credit; of two rows and more, it is the wider the more were right before it. */
-        bet.most_s = fmin(bet.most_s, w.plain_s + credit_of(a) - w.draft_s);
-        bet.least = 2 + a->burst;
+        /* It may lose its credit. */
+        bet.most_s = fmin(bet.most_s, w.plain_s + a->credit - w.draft_s);
+        bet.least = 2;
     } else {
-        bet.risk = 1 / fmax(left, ALLOWED), bet.labels = LABELS;
+        bet.risk = 1 / fmax(left, ALLOWED);
     }
-    double of_draft = best_of(a, &w, o->pos, draft, n_draft, &bet, &draft_rows);
-    bet.least = 2;
-    if (probe && draft_rows == 1) of_draft = best_of(a, &w, o->pos, draft, n_draft, &bet, &draft_rows);
+    const double of_draft = best_of(a, &w, o->pos, draft, n_draft, &bet, &draft_rows);
     int32_t tree_rows = 1;
     const double of_tree = probe ? -INFINITY : best_tree(a, &w, o, draft, n_draft, &bet, &tree_rows);
     const bool tree = tree_rows > 1 && of_tree > of_draft && !tree_is_chain(a->chosen.nodes, tree_rows);
@@ -525,15 +527,16 @@ static void probed(struct planner_auto *a, const struct plan_result *r, double g
     const double cost = probe_s(a);
     const int64_t longest = (int64_t)ceil(cost / (WAIT_SHARE * plan_times_rows(&a->times, 1, a->pos)));
     a->asked = false;
-    a->burst = r->choice.look || r->kept == 1 ? 0 : 2 * (r->kept - 1);
     a->off_gain = gain;
-    if (gain > MARGIN) {
+    /* All of several rows right: the account bounds what is tried. */
+    const bool right = r->kept > 1 && r->kept == r->choice.rows && !r->choice.look;
+    if (gain > MARGIN || right) {
         a->drafting = true, a->off = AUTO_ON;
         a->turn = drafter_of(a, &r->offer), a->trying = false;
         a->by[a->turn - 1].gain = gain, a->by[a->turn - 1].n_gain = 1;
         a->regret = 0, a->stay = 0;
         a->stats.stays++;
-    } else if (!a->burst) {
+    } else {
         a->interval = a->interval * 2 < longest ? a->interval * 2
                       : longest > WAIT_FIRST    ? longest
                                                 : WAIT_FIRST;

@@ -9,18 +9,18 @@
  *    drafter's chain or of a look-up's; one row is a choice too.
  *  - Draft or not: a draft gains that maximum, less what could be had without it (a plain step, or the
  *    look-up), less lambda times the draft and the round trip. The gain is averaged over about eight cycles.
- *    Drafting ends when averages below the margin have added up to a token.
+ *    Drafting ends when averages below the margin have added up to a token and a half.
  *  - Probes: while it does not draft it drafts now and then, after a wait that doubles on failure, and
  *    verifies two rows or more for a label. Its credit for probes is a small share of the time, so they stay
- *    below one per cent. A probe that had something right is followed by another at once, with more rows the
- *    more was right. One that would have gained brings drafting back.
+ *    below one per cent. One that would have gained, or whose rows were all right, brings drafting back.
  *  - Never slower, whatever the probabilities claim: an account has the tokens that plain steps would have
  *    made in the time of drafted cycles, less those that were made. Gains count up to a bound and losses are
- *    forgotten slowly. A verify whose failure would overdraw it is not made, and without room for a draft
- *    there is none. Look-ups have a smaller account of their own.
+ *    forgotten slowly. A verify whose failure would overdraw it is not made, and without room for a draft and
+ *    the cheapest verify that can win there is no draft. Look-ups have a smaller account of their own, and
+ * what they lost counts in this one.
  *  - Bad luck: an account that is spent on unlucky wide verifies ends drafting that pays. So a row count is
  *    worth less by its variance over what the account has left, at least what it had at first: that makes
- *    ruin least likely. And a draft that is there gets labels rather than none: one row teaches nothing.
+ *    ruin least likely.
  *
  *  - Two drafters: both have a calibration of their own, a draft's time, and an average of gains; the account
  * is one. The one whose gains are larger drafts. The other is tried after some cycles, after twice as many
@@ -91,7 +91,6 @@ struct planner_auto {
     double emitted, elapsed;    /* of the last cycles, fading */
     bool drafting;              /* else probes only */
     bool asked;                 /* a probe was planned and is not seen yet */
-    int32_t burst;              /* twice the proposals of the last probe that were right */
     double regret, stay;        /* what averages of gains lacked; tokens won by this stay */
     double lost, look_lost;     /* the accounts, tokens */
     double credit;              /* for probes, seconds */

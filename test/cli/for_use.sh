@@ -29,3 +29,4 @@ status dflash-inspect --check --for-use "$SRC/data/pair/drafter" && cat err
 dflash-inspect --check "$DATA/dialects/types/NVFP4.gguf" | grep '^ok *type'
 dflash-inspect --check --json "$DATA/dialects/types/NVFP4.gguf" | grep -o '"name":"NVFP4".*'
 dflash-inspect --check "$T" | grep 'use:'
+dflash-inspect --check "$DATA/dialects/small-sunk.gguf" | grep 'use:'

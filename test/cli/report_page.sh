@@ -53,6 +53,12 @@ try 'slack says nothing' lines --slack 0.1
 try 'gnuplot gives a script alone' lines --gnuplot --html x
 try 'stdin is named 2 times' - --baseline -
 [ ! -e x ] || echo "x was written"
+# more drafters than a plot has bars: what is not drawn is said
+for i in $(seq 14); do
+    echo '{"schema":1,"kind":"cell","label":"a","target":{"file":"t"},"drafter":{"file":"d'$i'"},"plain":{"decode_tokens_per_s":{"median":1}},"drafted":{"decode_tokens_per_s":{"median":2},"tau":2}}'
+done >many
+dflash-bench report -q --html many.html many >o
+[ "$(grep -o '[0-9]* values more have no room here' many.html | cut -d' ' -f1 | tr -d '\n')" = 32 ] || echo "values are left out in silence"
 rc=0
 echo '{"schema":1,"kind":"x"}' >odd && dflash-bench report -q --html odd.html odd >o 2>err || rc=$?
 [ $rc = 0 ] && grep -q '</html>' odd.html || echo "a report of nothing: $rc"

@@ -32,6 +32,21 @@ static inline void scratch_end(void)
     nftw(scratch_dir, scratch_remove_one, 8, FTW_DEPTH | FTW_PHYS);
 }
 
+/* Of a group of tests. */
+static inline int scratch_setup(void **state)
+{
+    (void)state;
+    scratch_begin();
+    return 0;
+}
+
+static inline int scratch_teardown(void **state)
+{
+    (void)state;
+    scratch_end();
+    return 0;
+}
+
 /* A path in the directory; four of them live at a time. */
 static inline const char *scratch(const char *name)
 {

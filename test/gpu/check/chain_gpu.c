@@ -477,10 +477,38 @@ static uint8_t *results(struct model *m, const float *x, int32_t pos, int times,
     return all;
 }
 
+/* One comparison of a chain's words with those of the operations in turn. */
+struct compared {
+    const char *name, *what;
+    int32_t pos;
+    int times;
+    bool recorded, taken, any; /* taken: by a chain; any: whether there are numbers is not looked at */
+};
+
+/* want and got [n] in bytes, which begin with hidden floats: numbers, unless what says that a NaN came in. */
+static void compare_words(const struct compared *c, const uint8_t *want, const uint8_t *got, size_t n,
+                          int64_t hidden)
+{
+    const bool nan = !strncmp(c->what, "a NaN", 5);
+    char line[200];
+    size_t differ = 0, odd = 0, first = 0;
+    for (size_t i = n / 4; i-- > 0;)
+        if (memcmp(got + 4 * i, want + 4 * i, 4)) differ++, first = i;
+    for (size_t i = 0; i < (size_t)hidden; i++) {
+        float y;
+        memcpy(&y, want + 4 * i, 4);
+        odd += !isfinite(y);
+    }
+    snprintf(line, sizeof line,
+             "chain %s, %s position %d, %d times%s%s: %zu of %zu words differ (first %zu), %zu not numbers%s",
+             c->name, c->what, c->pos, c->times, c->recorded ? ", recorded" : "", tapped ? ", taps" : "",
+             differ, n / 4, first, odd, c->taken ? "" : ", no chain");
+    verdict(c->taken && differ == 0 && (nan ? odd > 0 : c->any || odd == 0), line);
+}
+
 static void compare(struct model *m, const float *x, int32_t pos, int times, bool recorded, const char *what)
 {
-    char line[200];
-    size_t n, differ = 0, odd = 0, first = 0;
+    size_t n;
     tapped = pos % 2 || times > 3;
     chain_tuning.off = 1;
     const long before = chain_launched;
@@ -492,18 +520,8 @@ static void compare(struct model *m, const float *x, int32_t pos, int times, boo
     const long expected = m->s->cut ? 0 : recorded ? 1 : times;
     const bool taken = plain == before && chain_launched == plain + expected &&
                        chain_heads == headless + (m->head.packed ? expected : 0);
-    for (size_t i = n / 4; i-- > 0;)
-        if (memcmp(got + 4 * i, want + 4 * i, 4)) differ++, first = i;
-    for (size_t i = 0; i < (size_t)m->s->hidden; i++) {
-        float y;
-        memcpy(&y, want + 4 * i, 4);
-        odd += !isfinite(y);
-    }
-    snprintf(line, sizeof line,
-             "chain %s, %s position %d, %d times%s%s: %zu of %zu words differ (first %zu), %zu not numbers%s",
-             m->s->name, what, pos, times, recorded ? ", recorded" : "", tapped ? ", taps" : "", differ,
-             n / 4, first, odd, taken ? "" : ", no chain");
-    verdict(taken && differ == 0 && (strncmp(what, "a NaN", 5) ? *what || odd == 0 : odd > 0), line);
+    compare_words(&(struct compared){m->s->name, what, pos, times, recorded, taken, *what != 0}, want, got, n,
+                  m->s->hidden);
     free(want), free(got);
 }
 

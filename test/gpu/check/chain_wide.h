@@ -282,8 +282,7 @@ static uint8_t *wide_results(struct wide_model *m, const float *x, int32_t pos, 
 static void wide_compare(struct wide_model *m, const float *x, int32_t pos, int times, bool recorded,
                          const char *what)
 {
-    char line[200];
-    size_t n, differ = 0, odd = 0, first = 0;
+    size_t n;
     tapped = pos % 2 || times > 3;
     chain_tuning.off = 1;
     const long before = chain_launched;
@@ -292,18 +291,8 @@ static void wide_compare(struct wide_model *m, const float *x, int32_t pos, int 
     chain_tuning.off = 0;
     uint8_t *got = wide_results(m, x, pos, times, recorded, &n);
     const bool taken = plain == before && chain_launched == plain + (recorded ? 1 : times);
-    for (size_t i = n / 4; i-- > 0;)
-        if (memcmp(got + 4 * i, want + 4 * i, 4)) differ++, first = i;
-    for (size_t i = 0; i < (size_t)m->s->hidden; i++) {
-        float y;
-        memcpy(&y, want + 4 * i, 4);
-        odd += !isfinite(y);
-    }
-    snprintf(line, sizeof line,
-             "chain %s, %s position %d, %d times%s%s: %zu of %zu words differ (first %zu), %zu not numbers%s",
-             m->s->name, what, pos, times, recorded ? ", recorded" : "", tapped ? ", taps" : "", differ,
-             n / 4, first, odd, taken ? "" : ", no chain");
-    verdict(taken && differ == 0 && (strncmp(what, "a NaN", 5) ? odd == 0 : odd > 0), line);
+    compare_words(&(struct compared){m->s->name, what, pos, times, recorded, taken, false}, want, got, n,
+                  m->s->hidden);
     free(want), free(got);
 }
 static void check_wide(const struct wide_shape *s, bool quick)

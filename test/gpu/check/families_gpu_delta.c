@@ -6,8 +6,8 @@
 /* ---- a layer on the device ---- */
 
 struct on_device {
-    const struct layer *l;
-    float *qkv, *alpha, *beta, *z, *conv, *a, *dt, *norm, *out;
+    struct layer l; /* its arrays on the device */
+    float *out;
     struct kn_delta_state s;
     size_t n_s, n_conv, n_log;
     int32_t *pending;
@@ -17,18 +17,18 @@ static struct on_device delta_up(struct kn_backend *be, const struct layer *l)
 {
     const struct shape *s = &l->s;
     const size_t n = (size_t)l->n, v = (size_t)s->n_v;
-    struct on_device d = {.l = l,
+    struct on_device d = {.l = *l,
                           .n_s = l->size * (size_t)s->d_k * 4,
                           .n_conv = l->width * (size_t)(s->n_conv - 1) * 4,
                           .n_log = KN_DELTA_LOG * (l->width + 2 * v) * 4};
-    d.qkv = put(be, l->qkv, n * l->width * 4);
-    d.alpha = put(be, l->alpha, n * v * 4);
-    d.beta = put(be, l->beta, n * v * 4);
-    d.z = put(be, l->z, n * l->size * 4);
-    d.conv = put(be, l->conv, l->width * (size_t)s->n_conv * 4);
-    d.a = put(be, l->a, v * 4);
-    d.dt = put(be, l->dt, v * 4);
-    d.norm = put(be, l->norm, (size_t)s->d_v * 4);
+    d.l.qkv = put(be, l->qkv, n * l->width * 4);
+    d.l.alpha = put(be, l->alpha, n * v * 4);
+    d.l.beta = put(be, l->beta, n * v * 4);
+    d.l.z = put(be, l->z, n * l->size * 4);
+    d.l.conv = put(be, l->conv, l->width * (size_t)s->n_conv * 4);
+    d.l.a = put(be, l->a, v * 4);
+    d.l.dt = put(be, l->dt, v * 4);
+    d.l.norm = put(be, l->norm, (size_t)s->d_v * 4);
     d.out = put(be, NULL, n * l->size * 4);
     d.s = (struct kn_delta_state){put(be, NULL, d.n_s), put(be, NULL, d.n_conv), put(be, NULL, d.n_log)};
     d.pending = put(be, NULL, 4);
@@ -40,34 +40,14 @@ static struct on_device delta_up(struct kn_backend *be, const struct layer *l)
 
 static void delta_down(struct kn_backend *be, struct on_device *d)
 {
-    void *all[] = {d->qkv,  d->alpha, d->beta, d->z,      d->conv,  d->a,      d->dt,
-                   d->norm, d->out,   d->s.s,  d->s.conv, d->s.log, d->pending};
+    void *all[] = {d->l.qkv,  d->l.alpha, d->l.beta, d->l.z,    d->l.conv, d->l.a,    d->l.dt,
+                   d->l.norm, d->out,     d->s.s,    d->s.conv, d->s.log,  d->pending};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) drop(be, all[i]);
 }
 
 static struct kn_delta delta_args(const struct on_device *d, int from, int n, bool commit)
 {
-    const struct layer *l = d->l;
-    const struct shape *s = &l->s;
-    return (struct kn_delta){.qkv = d->qkv + (size_t)from * l->width,
-                             .alpha = d->alpha + from * s->n_v,
-                             .beta = d->beta + from * s->n_v,
-                             .z = d->z + (size_t)from * l->size,
-                             .conv = d->conv,
-                             .a = d->a,
-                             .dt = d->dt,
-                             .norm = d->norm,
-                             .eps = 1e-6f,
-                             .out = d->out + (size_t)from * l->size,
-                             .n = n,
-                             .n_k = s->n_k,
-                             .n_v = s->n_v,
-                             .d_k = s->d_k,
-                             .d_v = s->d_v,
-                             .n_conv = s->n_conv,
-                             .state = &d->s,
-                             .pending = d->pending,
-                             .commit = commit};
+    return layer_call(&d->l, &d->s, from, n, d->pending, commit, d->out);
 }
 
 static void delta_rows(struct kn_backend *be, const struct on_device *d, int from, int n, int32_t pending,
@@ -429,10 +409,10 @@ static void bench_delta(struct on_device *d)
 static void bench_projected(struct on_device *d)
 {
     static const int rows[] = {2, 8, 12, 16, 17, 24, 32, 48, 64}, pending[] = {0, 1, 3, 5, 12};
-    const struct layer *l = d->l;
+    const struct layer *l = &d->l;
     const int n_in = 5120;
     const int64_t n_out[] = {(int64_t)l->width, (int64_t)l->size, l->s.n_v, l->s.n_v};
-    float *const out[] = {d->qkv, d->z, d->alpha, d->beta}, *x = put(gpu, NULL, 64 * n_in * 4),
+    float *const out[] = {d->l.qkv, d->l.z, d->l.alpha, d->l.beta}, *x = put(gpu, NULL, 64 * n_in * 4),
                  *norm = put(gpu, NULL, n_in * 4);
     struct kn_weight w[4], down;
     const struct kn_weight *of[4];
@@ -476,10 +456,10 @@ void bench(void)
         TIME(us, must(gpu, "route", kn_op(gpu)->route(gpu, &r)));
         printf("route %d of %d, rows %2d: %7.2f us\n", r.n_used, r.n_expert, r.n, us);
     }
-    TIME(us, must(gpu, "gate", kn_op(gpu)->gate(gpu, d.out, d.z, 16, 6144, 6144)));
+    TIME(us, must(gpu, "gate", kn_op(gpu)->gate(gpu, d.out, d.l.z, 16, 6144, 6144)));
     printf("gate 16 rows of 6144: %7.2f us\n", us);
     TIME(us,
-         must(gpu, "norm_add", kn_op(gpu)->norm_add(gpu, d.out, d.out, d.z, NULL, 16, 5120, 1e-6f, 1.0f)));
+         must(gpu, "norm_add", kn_op(gpu)->norm_add(gpu, d.out, d.out, d.l.z, NULL, 16, 5120, 1e-6f, 1.0f)));
     printf("norm_add 16 rows of 5120: %7.2f us\n", us);
     delta_down(gpu, &d);
     drop(gpu, logits), drop(gpu, r.ids), drop(gpu, r.weights);

@@ -3,6 +3,7 @@
 #define DFLASH_TEST_GPU_H
 
 #include "../../../kernels/cuda/core/cuda.h"
+#include "../../unit/kernels/attention_case.h"
 #include "../harness.h"
 
 extern struct kn_backend *cpu, *gpu;
@@ -14,6 +15,9 @@ void check_attention(void);
 void check_attention_forms(void);
 void check_attention_extremes(void);
 void check_attend(void);
+/* The result of all rows of c, step of them a call, to be given to free(); of, q and pos are the host's. */
+float *attend_rows(struct kn_backend *be, const struct att_case *c, const struct kn_kv *of, const float *q,
+                   const int32_t *pos, int step);
 /* test_gpu_kv.c: quantised caches. */
 void check_kv(void);
 

@@ -7,11 +7,6 @@ static float from16(uint32_t type, uint16_t h)
     return type == KN_F16 ? kn_f16_to_f32(h) : kn_bf16_to_f32(h);
 }
 
-#define KV(k, v)                                                                                             \
-    {                                                                                                        \
-        KN_##k, KN_##v                                                                                       \
-    } /* types of a cache */
-
 /* ---- rope_store ---- */
 
 void check_rope_store(void)
@@ -106,12 +101,6 @@ void check_rope_store(void)
 
 /* ---- attention ---- */
 
-struct att_case {
-    const char *name;
-    int n, n_head, n_kv, d, cap, last, window, first; /* last: position of the last row; first: -1 none */
-    bool causal;
-    struct kn_kv_types type;
-};
 static const struct att_case att_cases[] = {
     {"one row, one key", 1, 2, 1, 64, 256, 0, 0, -1, true, KV(F16, F16)},
     {"short", 5, 4, 2, 64, 256, 17, 0, -1, true, KV(F16, F16)},
@@ -212,38 +201,33 @@ static struct att_data att_make(const struct att_case *c, bool poison)
     return a;
 }
 
-static float *att_run(struct kn_backend *be, const struct att_case *c, const struct att_data *a, int step)
+float *attend_rows(struct kn_backend *be, const struct att_case *c, const struct kn_kv *of, const float *q,
+                   const int32_t *pos, int step)
 {
-    const size_t row = (size_t)c->n_head * (size_t)c->d;
-    struct kn_kv kv = {put(be, a->k, ring_bytes(c, c->type.k)),
-                       put(be, a->v, ring_bytes(c, c->type.v)),
-                       c->type,
-                       c->cap,
-                       c->n_kv,
-                       c->d};
-    float *q = put(be, a->q, (size_t)c->n * row * 4), *poison = malloc((size_t)c->n * row * 4);
-    memset(poison, 0xff, (size_t)c->n * row * 4);
-    float *out = put(be, poison, (size_t)c->n * row * 4);
-    int32_t *pos = put(be, a->pos, (size_t)c->n * 4), *first = put(be, &c->first, 4);
+    const size_t bytes = (size_t)c->n * (size_t)c->n_head * (size_t)c->d * 4;
+    struct kn_kv kv = *of;
+    kv.k = put(be, of->k, kn_kv_bytes(of, of->type.k));
+    kv.v = put(be, of->v, kn_kv_bytes(of, of->type.v));
+    float *rows = put(be, q, bytes), *poison = malloc(bytes);
+    memset(poison, 0xff, bytes);
+    float *out = put(be, poison, bytes);
+    int32_t *at = put(be, pos, (size_t)c->n * 4), *first = put(be, &c->first, 4);
     must(be, "reserve", kn_op(be)->reserve(be, c->n, 0, 8, c->n_head, c->d));
     must(be, "reserve_kv", kn_op(be)->reserve_kv(be, c->n, c->n_head, &kv, c->window));
     for (int i = 0; i < c->n; i += step) {
-        struct kn_attention t = {.q = q + (size_t)i * row,
-                                 .out = out + (size_t)i * row,
-                                 .kv = &kv,
-                                 .pos = pos + i,
-                                 .n = c->n - i < step ? c->n - i : step,
-                                 .n_head = c->n_head,
-                                 .scale = (float)(1.0 / sqrt(c->d)),
-                                 .causal = c->causal,
-                                 .window = c->window,
-                                 .first = c->first >= 0 ? first : NULL};
+        const struct kn_attention t = att_call(c, &kv, rows, at, first, i, step, out);
         must(be, c->name, kn_op(be)->attention(be, &t));
     }
-    float *host = get(be, out, (size_t)c->n * row * 4);
-    drop(be, kv.k), drop(be, kv.v), drop(be, q), drop(be, out), drop(be, pos), drop(be, first);
+    float *host = get(be, out, bytes);
+    drop(be, kv.k), drop(be, kv.v), drop(be, rows), drop(be, out), drop(be, at), drop(be, first);
     free(poison);
     return host;
+}
+
+static float *att_run(struct kn_backend *be, const struct att_case *c, const struct att_data *a, int step)
+{
+    const struct kn_kv kv = {a->k, a->v, c->type, c->cap, c->n_kv, c->d};
+    return attend_rows(be, c, &kv, a->q, a->pos, step);
 }
 
 /* Did the case just run by a form that it is for? Odd heads, f32 and two types by the general one alone;

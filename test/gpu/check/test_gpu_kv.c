@@ -96,10 +96,6 @@ struct kv_case {
     bool causal;
     int pairs; /* bits: of the types below */
 };
-#define KV(k, v)                                                                                             \
-    {                                                                                                        \
-        KN_##k, KN_##v                                                                                       \
-    }
 static const struct kn_kv_types kv_pairs[] = {
     KV(Q8_0, Q8_0), KV(Q5_0, Q5_0), KV(Q4_0, Q4_0), KV(TQ3_0, TQ3_0), KV(Q8_0, Q4_0), KV(Q4_0, TQ3_0),
     KV(TQ3_0, F16), KV(F16, Q5_0),  KV(Q5_0, Q8_0), KV(BF16, TQ3_0),  KV(Q4_0, F32)};
@@ -182,32 +178,11 @@ static void free_data(struct kv_data *a)
 static float *run_kv(struct kn_backend *be, const struct kv_case *c, struct kn_kv_types type,
                      const struct kv_data *a, int step)
 {
-    const size_t row = (size_t)(c->n_head * c->d), bytes = (size_t)c->n * row * 4;
+    const struct att_case of = {c->name, c->n,      c->n_head, c->n_kv,   c->d, c->cap,
+                                c->last, c->window, c->first,  c->causal, type};
     struct kn_kv kv = cache_of(c, type);
-    kv.k = put(be, a->k, kn_kv_bytes(&kv, type.k)), kv.v = put(be, a->v, kn_kv_bytes(&kv, type.v));
-    float *q = put(be, a->q, bytes), *poison = malloc(bytes);
-    memset(poison, 0xff, bytes);
-    float *out = put(be, poison, bytes);
-    int32_t *pos = put(be, a->pos, (size_t)c->n * 4), *first = put(be, &c->first, 4);
-    must(be, "reserve", kn_op(be)->reserve(be, c->n, 0, 8, c->n_head, c->d));
-    must(be, "reserve_kv", kn_op(be)->reserve_kv(be, c->n, c->n_head, &kv, c->window));
-    for (int i = 0; i < c->n; i += step) {
-        const struct kn_attention t = {.q = q + (size_t)i * row,
-                                       .out = out + (size_t)i * row,
-                                       .kv = &kv,
-                                       .pos = pos + i,
-                                       .n = c->n - i < step ? c->n - i : step,
-                                       .n_head = c->n_head,
-                                       .scale = (float)(1.0 / sqrt(c->d)),
-                                       .causal = c->causal,
-                                       .window = c->window,
-                                       .first = c->first >= 0 ? first : NULL};
-        must(be, c->name, kn_op(be)->attention(be, &t));
-    }
-    float *host = get(be, out, bytes);
-    drop(be, kv.k), drop(be, kv.v), drop(be, q), drop(be, out), drop(be, pos), drop(be, first);
-    free(poison);
-    return host;
+    kv.k = a->k, kv.v = a->v;
+    return attend_rows(be, &of, &kv, a->q, a->pos, step);
 }
 
 /* The form that the case is for: codes to 64 rows, prompts; f32 and bf16 beside codes, and odd heads, the

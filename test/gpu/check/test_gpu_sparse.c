@@ -4,10 +4,6 @@
 #include "../forms.h"
 #include "test_gpu.h"
 
-#define KV(k, v)                                                                                             \
-    {                                                                                                        \
-        KN_##k, KN_##v                                                                                       \
-    }
 #define BLOCK KN_SPARSE_BLOCK
 
 static const struct sparse_case cases[] = {
@@ -27,15 +23,9 @@ static const struct sparse_case cases[] = {
     {"q4_0, head 512", 640, 128, 4, 1, 512, KV(Q4_0, Q4_0)},
 };
 
-struct setting {
-    float alpha, density;
-    int32_t sink, window;
-    bool spread;
-};
-
 /* s NULL: dense. step rows a call. */
 static float *run(struct kn_backend *be, const struct sparse_case *c, const struct sparse_data *a,
-                  const struct setting *s, int32_t step, uint64_t kept[2])
+                  const struct sparse_setting *s, int32_t step, uint64_t kept[2])
 {
     const size_t row = (size_t)c->n_head * (size_t)c->d, bytes = (size_t)c->n * row * 4;
     const uint64_t none[2] = {0, 0};
@@ -53,20 +43,9 @@ static float *run(struct kn_backend *be, const struct sparse_case *c, const stru
     sparse.mean.v = put(be, NULL, kn_kv_bytes(&room.mean, room.mean.type.v));
     sparse.scratch = put(be, NULL, room.scratch);
     sparse.kept = put(be, none, sizeof none);
-    if (s) {
-        sparse.alpha = s->alpha, sparse.density = s->density, sparse.spread = s->spread;
-        sparse.sink = s->sink, sparse.window = s->window;
-    }
+    if (s) sparse_set(&sparse, s);
     for (int32_t i = 0; i < c->n; i += step) {
-        struct kn_attention t = {.q = q + (size_t)i * row,
-                                 .out = out + (size_t)i * row,
-                                 .kv = &kv,
-                                 .pos = pos + i,
-                                 .n = c->n - i < step ? c->n - i : step,
-                                 .n_head = c->n_head,
-                                 .scale = (float)(1.0 / sqrt(c->d)),
-                                 .causal = true,
-                                 .sparse = s ? &sparse : NULL};
+        struct kn_attention t = sparse_call(c, &kv, q, pos, i, step, s ? &sparse : NULL, out);
         kn_bound(be, c->first + i + t.n);
         must(be, c->name, kn_op(be)->attention(be, &t));
         sparse.made = (c->first + i + t.n) / BLOCK;
@@ -93,14 +72,14 @@ static double furthest(const float *x, const float *y, size_t n)
 /* A list may differ in a block near the limit: then the means of that block stand for it, or it for them. */
 static void check_lists(const struct sparse_case *c, const struct sparse_data *a)
 {
-    static const struct setting settings[] = {{2, 0, 0, 1, false},
-                                              {0.1f, 0, 2, 4, false},
-                                              {0.6f, 0, 1, 1, false},
-                                              {0.1f, 0, 2, 4, true},
-                                              {0.1f, 0.4f, 2, 4, false}};
+    static const struct sparse_setting settings[] = {{2, 0, 0, 1, false},
+                                                     {0.1f, 0, 2, 4, false},
+                                                     {0.6f, 0, 1, 1, false},
+                                                     {0.1f, 0, 2, 4, true},
+                                                     {0.1f, 0.4f, 2, 4, false}};
     const size_t n = (size_t)c->n * (size_t)c->n_head * (size_t)c->d;
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
-        const struct setting *s = &settings[i];
+        const struct sparse_setting *s = &settings[i];
         uint64_t want_kept[2], kept[2], again[2];
         float *want = run(cpu, c, a, s, c->n, want_kept), *got = run(gpu, c, a, s, c->n, kept),
               *parts = run(gpu, c, a, s, c->n % 256 ? BLOCK : 256, again);
@@ -124,7 +103,7 @@ static void check_lists(const struct sparse_case *c, const struct sparse_data *a
 
 void check_sparse(void)
 {
-    static const struct setting full = {0, 0, 2, 4, false};
+    static const struct sparse_setting full = {0, 0, 2, 4, false};
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         const struct sparse_case *c = &cases[k];
         const size_t n = (size_t)c->n * (size_t)c->n_head * (size_t)c->d;

@@ -94,22 +94,8 @@ static void test_none(void **state)
     gguf_close(g);
 }
 
-static int setup(void **state)
-{
-    (void)state;
-    scratch_begin();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_end();
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_found), cmocka_unit_test(test_none)};
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -132,23 +132,9 @@ static void test_types(void **state)
     }
 }
 
-static int setup(void **state)
-{
-    (void)state;
-    scratch_begin();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_end();
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_tokenizer), cmocka_unit_test(test_vocabulary),
                                        cmocka_unit_test(test_types)};
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -662,20 +662,6 @@ static void test_memory(void **state)
     assert_true(n > 40);
 }
 
-static int setup(void **state)
-{
-    (void)state;
-    scratch_begin();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_end();
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -683,5 +669,5 @@ int main(void)
         cmocka_unit_test(test_foreign), cmocka_unit_test(test_no_taps), cmocka_unit_test(test_config),
         cmocka_unit_test(test_memory),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

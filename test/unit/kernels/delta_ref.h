@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../../kernels/kernels.h"
 #include "../rnd.h"
 
 #define EPS32 0x1p-24 /* half an ulp of 1: the rounding of one float operation */
@@ -52,6 +53,32 @@ static inline struct layer layer_make(const struct shape *s, int n, uint64_t see
     l.norm = normal((size_t)s->d_v, 1.0f, &seed);
     for (int i = 0; i < s->n_v; i++) l.a[i] = -expf(l.a[i] - 2); /* decays from hardly any to a half */
     return l;
+}
+
+/* Rows from row from on, n of them, of l, whose arrays lie where the backend works, as out's rows do. */
+static inline struct kn_delta layer_call(const struct layer *l, const struct kn_delta_state *state, int from,
+                                         int n, const int32_t *pending, bool commit, float *out)
+{
+    const struct shape *s = &l->s;
+    return (struct kn_delta){.qkv = l->qkv + (size_t)from * l->width,
+                             .alpha = l->alpha + from * s->n_v,
+                             .beta = l->beta + from * s->n_v,
+                             .z = l->z + (size_t)from * l->size,
+                             .conv = l->conv,
+                             .a = l->a,
+                             .dt = l->dt,
+                             .norm = l->norm,
+                             .eps = 1e-6f,
+                             .out = out + (size_t)from * l->size,
+                             .n = n,
+                             .n_k = s->n_k,
+                             .n_v = s->n_v,
+                             .d_k = s->d_k,
+                             .d_v = s->d_v,
+                             .n_conv = s->n_conv,
+                             .state = state,
+                             .pending = pending,
+                             .commit = commit};
 }
 
 static inline void layer_free(struct layer *l)

@@ -15,6 +15,7 @@
 
 #include "../../../kernels/kernels.h"
 #include "../rnd.h"
+#include "attention_case.h"
 
 static inline void *test_alloc(size_t bytes)
 {
@@ -55,10 +56,6 @@ static inline void assert_ok(struct kn_backend *be, int rc)
     if (rc) fail_msg("operation failed (%d): %s", rc, kn_message(be));
 }
 
-#define KV(k, v)                                                                                             \
-    {                                                                                                        \
-        KN_##k, KN_##v                                                                                       \
-    }                 /* types of a cache */
 #define EPS32 0x1p-24 /* half an ulp of 1: the rounding of one float operation */
 
 /* f as a cache of that type keeps it. */

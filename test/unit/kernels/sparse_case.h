@@ -9,6 +9,7 @@
 
 #include "../../../kernels/kernels.h"
 #include "../rnd.h"
+#include "attention_case.h"
 
 struct sparse_case {
     const char *name;
@@ -62,6 +63,29 @@ static inline struct sparse_data sparse_make(const struct sparse_case *c, uint64
     free(way);
     free(x);
     return a;
+}
+
+struct sparse_setting {
+    float alpha, density;
+    int32_t sink, window;
+    bool spread;
+};
+
+static inline void sparse_set(struct kn_sparse *sparse, const struct sparse_setting *s)
+{
+    sparse->alpha = s->alpha, sparse->density = s->density, sparse->spread = s->spread;
+    sparse->sink = s->sink, sparse->window = s->window;
+}
+
+/* Rows from row from on, most of them at most; q, pos and out are all rows'. sparse NULL: dense. */
+static inline struct kn_attention sparse_call(const struct sparse_case *c, const struct kn_kv *kv,
+                                              const float *q, const int32_t *pos, int32_t from, int32_t most,
+                                              struct kn_sparse *sparse, float *out)
+{
+    const struct att_case all = {.n = c->n, .n_head = c->n_head, .d = c->d, .first = -1, .causal = true};
+    struct kn_attention t = att_call(&all, kv, q, pos, NULL, from, most, out);
+    t.sparse = sparse;
+    return t;
 }
 
 static inline void sparse_drop(struct sparse_data *a)

@@ -3,13 +3,6 @@
  * test_kv's. */
 #include "ops_util.h"
 
-struct att_case {
-    const char *name;
-    int n, n_head, n_kv, d, cap, last, window, first; /* last: position of the last row; first: -1 none */
-    bool causal;
-    struct kn_kv_types type;
-};
-
 static const struct att_case att_cases[] = {
     {"one row, one key", 1, 2, 1, 64, 256, 0, 0, -1, true, KV(F16, F16)},
     {"short", 5, 4, 2, 64, 256, 17, 0, -1, true, KV(F16, F16)},
@@ -107,12 +100,6 @@ static void att_free(struct att_data *a)
     free(a->kv.v);
 }
 
-static bool att_sees(const struct att_case *c, int row, int key)
-{
-    if (key < c->first || (c->causal && key > row) || key > c->last) return false;
-    return !c->window || (row - key < c->window && key - row < c->window);
-}
-
 /* out [n_head, d] in double for the row at position pos; *bound: what float may differ by, see below. */
 static void att_reference(const struct att_case *c, const struct att_data *a, int i, double *out,
                           double *bound)
@@ -161,17 +148,8 @@ static void att_reference(const struct att_case *c, const struct att_data *a, in
 
 static void att_run(struct kn_backend *be, const struct att_case *c, const struct att_data *a, float *out)
 {
-    struct kn_attention t = {.q = a->q,
-                             .out = out,
-                             .kv = &a->kv,
-                             .pos = a->pos,
-                             .n = c->n,
-                             .n_head = c->n_head,
-                             .scale = (float)(1.0 / sqrt(c->d)),
-                             .causal = c->causal,
-                             .window = c->window,
-                             .first = c->first >= 0 ? &a->first : NULL,
-                             .sinks = a->sunk ? a->sinks : NULL};
+    struct kn_attention t = att_call(c, &a->kv, a->q, a->pos, &a->first, 0, c->n, out);
+    t.sinks = a->sunk ? a->sinks : NULL;
     assert_ok(be, kn_op(be)->attention(be, &t));
 }
 

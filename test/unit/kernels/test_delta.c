@@ -30,35 +30,10 @@ static void memory_free(struct memory *m)
     free(m->s.s), free(m->s.conv), free(m->s.log);
 }
 
-static struct kn_delta call_of(const struct layer *l, const struct memory *m, int from, int n,
-                               const int32_t *pending, bool commit, float *out)
-{
-    const struct shape *s = &l->s;
-    return (struct kn_delta){.qkv = l->qkv + (size_t)from * l->width,
-                             .alpha = l->alpha + from * s->n_v,
-                             .beta = l->beta + from * s->n_v,
-                             .z = l->z + (size_t)from * l->size,
-                             .conv = l->conv,
-                             .a = l->a,
-                             .dt = l->dt,
-                             .norm = l->norm,
-                             .eps = 1e-6f,
-                             .out = out + (size_t)from * l->size,
-                             .n = n,
-                             .n_k = s->n_k,
-                             .n_v = s->n_v,
-                             .d_k = s->d_k,
-                             .d_v = s->d_v,
-                             .n_conv = s->n_conv,
-                             .state = &m->s,
-                             .pending = pending,
-                             .commit = commit};
-}
-
 static void rows(struct kn_backend *be, const struct layer *l, const struct memory *m, int from, int n,
                  int32_t pending, bool commit, float *out)
 {
-    struct kn_delta d = call_of(l, m, from, n, &pending, commit, out);
+    struct kn_delta d = layer_call(l, &m->s, from, n, &pending, commit, out);
     assert_ok(be, kn_op(be)->delta(be, &d));
 }
 
@@ -155,7 +130,7 @@ static void check_every(struct kn_backend *be, const struct layer *l, const floa
         struct memory m = memory_make(l);
         int32_t pending = 0;
         for (int at = 0; at < l->n; at++) {
-            struct kn_delta d = call_of(l, &m, at, 1, &pending, true, out);
+            struct kn_delta d = layer_call(l, &m.s, at, 1, &pending, true, out);
             d.every = every;
             memcpy(before, m.s.s, m.n_s * 4);
             assert_ok(be, kn_op(be)->delta(be, &d));
@@ -257,14 +232,14 @@ static void test_refuses(void **state)
     struct memory m = memory_make(&l);
     float *out = test_alloc((size_t)l.n * l.size * 4);
     int32_t pending = 0;
-    struct kn_delta d = call_of(&l, &m, 0, 1, &pending, false, out);
+    struct kn_delta d = layer_call(&l, &m.s, 0, 1, &pending, false, out);
     assert_int_equal(kn_op(be)->delta(be, &d), KN_EINVAL);
     assert_non_null(strstr(kn_message(be), "reserved"));
     opened(be);
     assert_ok(be, kn_op(be)->delta(be, &d));
 #define REFUSED(change, code, word)                                                                          \
     do {                                                                                                     \
-        d = call_of(&l, &m, 0, 1, &pending, false, out);                                                     \
+        d = layer_call(&l, &m.s, 0, 1, &pending, false, out);                                                \
         change;                                                                                              \
         assert_int_equal(kn_op(be)->delta(be, &d), code);                                                    \
         assert_non_null(strstr(kn_message(be), "delta: " word));                                             \
@@ -283,9 +258,9 @@ static void test_refuses(void **state)
     REFUSED(pending = 65, KN_EINVAL, "65 pending");
     REFUSED(pending = -1, KN_EINVAL, "-1 pending");
     pending = 0;
-    d = call_of(&l, &m, 0, 0, &pending, false, out);
+    d = layer_call(&l, &m.s, 0, 0, &pending, false, out);
     assert_ok(be, kn_op(be)->delta(be, &d));
-    d = call_of(&l, &m, 0, 65, &pending, true, out);
+    d = layer_call(&l, &m.s, 0, 65, &pending, true, out);
     assert_ok(be, kn_op(be)->delta(be, &d));
     free(out);
     memory_free(&m);

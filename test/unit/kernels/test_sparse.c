@@ -5,10 +5,6 @@
 #include "ops_util.h"
 #include "sparse_case.h"
 
-#define KV(k, v)                                                                                             \
-    {                                                                                                        \
-        KN_##k, KN_##v                                                                                       \
-    }
 #define BLOCK KN_SPARSE_BLOCK
 
 static const struct sparse_case cases[] = {
@@ -24,15 +20,9 @@ static const struct sparse_case cases[] = {
 };
 #define N_CASES (sizeof cases / sizeof *cases)
 
-struct setting {
-    float alpha, density;
-    int32_t sink, window;
-    bool spread;
-};
-
 /* rows from row on, n of them; made: blocks whose means are there. */
 static void run(struct kn_backend *be, const struct sparse_case *c, const struct sparse_data *a,
-                const struct setting *s, int32_t step, float *out, uint64_t kept[2])
+                const struct sparse_setting *s, int32_t step, float *out, uint64_t kept[2])
 {
     struct kn_sparse_room room;
     kept[0] = kept[1] = 0;
@@ -42,20 +32,9 @@ static void run(struct kn_backend *be, const struct sparse_case *c, const struct
     sparse.scratch = test_alloc(room.scratch);
     sparse.mean.k = test_alloc(kn_kv_bytes(&room.mean, room.mean.type.k));
     sparse.mean.v = test_alloc(kn_kv_bytes(&room.mean, room.mean.type.v));
-    if (s) {
-        sparse.alpha = s->alpha, sparse.density = s->density, sparse.spread = s->spread;
-        sparse.sink = s->sink, sparse.window = s->window;
-    }
+    if (s) sparse_set(&sparse, s);
     for (int32_t i = 0; i < c->n; i += step) {
-        struct kn_attention t = {.q = a->q + (int64_t)i * c->n_head * c->d,
-                                 .out = out + (int64_t)i * c->n_head * c->d,
-                                 .kv = &a->kv,
-                                 .pos = a->pos + i,
-                                 .n = c->n - i < step ? c->n - i : step,
-                                 .n_head = c->n_head,
-                                 .scale = (float)(1.0 / sqrt(c->d)),
-                                 .causal = true,
-                                 .sparse = s ? &sparse : NULL};
+        struct kn_attention t = sparse_call(c, &a->kv, a->q, a->pos, i, step, s ? &sparse : NULL, out);
         assert_ok(be, kn_op(be)->attention(be, &t));
         sparse.made = (c->first + i + t.n) / BLOCK;
     }
@@ -128,8 +107,8 @@ static double *scores_of(const struct sparse_case *c, const struct sparse_data *
 
 /* The list of a block of rows and kv head; false: a block stands so near the limit that float may say other.
  */
-static bool list_of(const struct sparse_case *c, const double *scores, const struct setting *s, int32_t own,
-                    int32_t head, bool *keep)
+static bool list_of(const struct sparse_case *c, const double *scores, const struct sparse_setting *s,
+                    int32_t own, int32_t head, bool *keep)
 {
     const int32_t m = c->first / BLOCK + own, rep = c->n_head / c->n_kv, all = (c->first + c->n) / BLOCK;
     bool clear = true;
@@ -172,7 +151,7 @@ static void row_of(const struct sparse_case *c, const struct sparse_data *a, con
 
 /* out of a run against the reference; *skipped: lists near a limit. Counts blocks of the lists. */
 static double compare(const struct sparse_case *c, const struct sparse_data *a, const struct reference *r,
-                      const double *scores, const struct setting *s, const float *out, uint64_t all[2],
+                      const double *scores, const struct sparse_setting *s, const float *out, uint64_t all[2],
                       int *skipped)
 {
     /* The sum of magnitudes of a score is some size; roundings as in test_ops.c, and those of 128 in a mean.
@@ -205,7 +184,7 @@ static double compare(const struct sparse_case *c, const struct sparse_data *a, 
 
 static void check_case(struct kn_backend *be, const struct sparse_case *c, uint64_t seed)
 {
-    static const struct setting settings[] = {
+    static const struct sparse_setting settings[] = {
         {2, 0, 0, 1, false}, {0.1f, 0, 2, 4, false}, {0.6f, 0, 1, 1, false}};
     struct sparse_data a = sparse_make(c, seed);
     struct reference r = reference_of(c, &a);
@@ -240,7 +219,7 @@ static void test_reference(void **state)
 /* Every block kept: dense attention, to the bit; whatever cuts the rows: the same bits, on every backend. */
 static void test_bits(void **state)
 {
-    static const struct setting full = {0, 0, 2, 4, false}, some = {0.1f, 0, 2, 4, false};
+    static const struct sparse_setting full = {0, 0, 2, 4, false}, some = {0.1f, 0, 2, 4, false};
     (void)state;
     for (size_t i = 0; i < N_CASES; i++) {
         const struct sparse_case *c = &cases[i];
@@ -274,8 +253,8 @@ static void test_bits(void **state)
 static void test_spread(void **state)
 {
     const struct sparse_case *c = &cases[2];
-    const struct setting half = {0.1f, 0.5f, 2, 4, false}, scored = {0.1f, 0, 2, 4, false},
-                         spread = {0.1f, 0, 2, 4, true};
+    const struct sparse_setting half = {0.1f, 0.5f, 2, 4, false}, scored = {0.1f, 0, 2, 4, false},
+                                spread = {0.1f, 0, 2, 4, true};
     const size_t n = (size_t)c->n * (size_t)c->n_head * (size_t)c->d;
     struct kn_backend *be = test_fastest();
     struct sparse_data a = sparse_make(c, 2);
@@ -302,7 +281,7 @@ static void test_spread(void **state)
 static void test_nan(void **state)
 {
     const struct sparse_case *c = &cases[3];
-    const struct setting none = {2, 0, 0, 1, false};
+    const struct sparse_setting none = {2, 0, 0, 1, false};
     const size_t row = (size_t)c->n_head * (size_t)c->d;
     struct kn_backend *be = test_fastest();
     (void)state;

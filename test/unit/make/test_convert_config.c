@@ -218,6 +218,9 @@ static void test_drafter_config(void **state)
            "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"projector_type\": \"other\"}"}},
          "d/config.json: dflash_config.projector_type changes the forward pass and is not implemented "
          "(expected \"dflash\", got \"other\")"},
+        {{{"dspine_config", "{\"transfer_rank\": 8}"}},
+         "d/config.json: key dspine_config shows a DSpine drafter, which is not supported (expected a plain "
+         "DFlashDraftModel)"},
         {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"gru_hidden_dim\": 8}"}},
          "d/config.json: key dflash_config.gru_hidden_dim shows a Domino drafter, which is not supported "
          "(expected a plain DFlashDraftModel)"},

@@ -389,6 +389,51 @@ static void test_domino(void **state)
                 "plain DominoDraftModel)");
 }
 
+/* ---- sinks, and a scale of attention ---- */
+
+static void test_sinks(void **state)
+{
+    static const char *const names[] = {"layers.%d.self_attn.sinks", "layers.%d.self_attn.sinks.weight",
+                                        "layers.%d.self_attn.attention_sink_bias"};
+    static const struct pair
+        scaled[] = {{"dflash_config",
+                     "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"attention_value_scale\": 0.5}"},
+                    {NULL, NULL}},
+        none[] = {{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], "
+                                    "\"attention_value_scale\": 0}"},
+                  {NULL, NULL}};
+    struct convert o = options("d");
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        struct spec s = i ? drafter_spec("") : dspark_spec(0, VOCAB);
+        for (int l = 0; l < LAYERS; l++) {
+            char name[64];
+            snprintf(name, sizeof name, "layers.%d%s", l, strstr(names[i], ".self"));
+            add(&s, HEADS, 0, "%s", name);
+        }
+        write_all(&s, i ? scaled : dspark, NULL);
+        convert_ok(&o);
+        struct gguf *g = open_out();
+        struct desc *d = described(g);
+        holds(g, "blk.1.attn_sinks.weight", HEADS, 1);
+        assert_true(d->runs && d->sinks && d->value_scale == (i ? 0.5f : 0));
+        assert_string_equal(d->kind, i ? "DFlash" : "DSpark");
+        desc_free(d);
+        gguf_close(g);
+    }
+    struct spec s = drafter_spec("");
+    write_all(&s, none, NULL);
+    convert_bad(&o, ERR_FORMAT,
+                "d/config.json: attention_value_scale is out of range (expected a positive number, got 0)");
+    write_all(&s, scaled, NULL);
+    o.dialect = "ik";
+    convert_bad(&o, ERR_FORMAT,
+                "d: dialect ik has no place for the parts of a DFlash drafter (a scale of att...");
+    add(&s, HEADS + 1, 0, "layers.1.self_attn.sinks");
+    write_all(&s, scaled, NULL);
+    convert_bad(&o, ERR_FORMAT, "d: layers.1.self_attn.sinks has the wrong shape (expected 2 heads, got 3)");
+}
+
 /* ---- Gemma 4's blocks ---- */
 
 static const struct pair gemma4[] = {
@@ -542,7 +587,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_markov),         cmocka_unit_test(test_forms),  cmocka_unit_test(test_ends),
         cmocka_unit_test(test_reduced),        cmocka_unit_test(test_domino), cmocka_unit_test(test_random),
-        cmocka_unit_test(test_dspark_refused), cmocka_unit_test(test_gemma4),
+        cmocka_unit_test(test_dspark_refused), cmocka_unit_test(test_gemma4), cmocka_unit_test(test_sinks),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -17,7 +17,7 @@
 
 #include "../../../common/run/planner_auto.h"
 
-enum { WORLD_POSITIONS = 6144, WORLD_SLOTS = 63 };
+enum { WORLD_POSITIONS = 6144, WORLD_FIRST = 100, WORLD_SLOTS = 63 }; /* FIRST: the first anchor */
 
 /* Times of a machine and a model. */
 struct machine {
@@ -146,6 +146,24 @@ static inline void world_propose(struct world *w, int32_t pos, bool draft, bool 
     o->agree = o->right < o->look_right ? o->right : o->look_right;
 }
 
+/* Every anchor's proposals as dflash-bench run --accept-rates P --seed S has them (cmd/bench/synthetic.c):
+ * the same chance for every slot, which the drafter says, and splitmix64's draws from the first anchor on. */
+static inline void world_states(struct world *w, double rate, uint64_t seed)
+{
+    for (int32_t pos = WORLD_FIRST; pos < WORLD_POSITIONS; pos++) {
+        struct world_offer *o = &w->offers[pos];
+        memset(o, 0, sizeof *o);
+        o->n = w->m->block - 1;
+        for (int32_t j = 0; j < o->n; j++) o->logp[j] = logf((float)rate);
+        for (; o->right < o->n; o->right++) {
+            const double u = (double)(world_mix(seed) >> 11) * 0x1p-53;
+            seed += 0x9e3779b97f4a7c15u;
+            if (u >= rate) break;
+        }
+        w->made[pos] = true;
+    }
+}
+
 static inline double world_verify_s(const struct machine *m, int32_t rows)
 {
     for (int32_t i = 0; i < m->n_counts; i++)
@@ -166,7 +184,7 @@ static inline void world_run(struct world *w, const struct planner *p, int64_t n
                                            const struct plan_offer *, const struct plan_choice *))
 {
     struct plan plan, then[3];
-    int32_t pos = 100;
+    int32_t pos = WORLD_FIRST;
     memset(r, 0, sizeof *r);
     for (int32_t i = 0; i <= w->ahead; i++) p->next(p->ctx, &then[i]);
     while (r->tokens < n) {

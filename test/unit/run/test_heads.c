@@ -666,7 +666,7 @@ static int load_and_run(struct err *e)
 {
     struct model *d = NULL;
     struct session *s = NULL;
-    const struct session_options o = {.ctx = 50, .kv = {KN_F16, KN_F16}};
+    const struct session_options o = {.ctx = 50, .kv = {KN_F16, KN_F16}, .tree = 12};
     const struct spec_options g = {.n = 9, .sampler = greedy};
     struct spec_stats st;
     int rc = -1;
