@@ -234,6 +234,9 @@ DENSE := $(BUILD)/pair
 HYBRID := $(BUILD)/pair-hybrid
 # Every matrix in one of these; as recipes of dflash-quantize they are mixes.
 LOW := iq4_nl iq4_xs q3_k q2_k iq3_s iq2_xxs mxfp4
+# Of docs-quality alone: the other types that are written, and mixes.
+LOWER := iq3_xxs iq2_s iq2_xs
+MIXES := q3_k_m iq3_m iq3_xs iq2_m
 RELATIVES := dflash2 dspark domino block
 define pair_rules
 $(BUILD)/$1/target-%.gguf: data/$1/target/model.safetensors $(BIN)/dflash-convert
@@ -247,10 +250,10 @@ $(BUILD)/$1/drafter-%.gguf: data/$1/drafter/model.safetensors $(BIN)/dflash-conv
 $(foreach k,$(RELATIVES),$(BUILD)/$1/drafter-$k-%.gguf): $(BUILD)/$1/drafter-%.gguf $(BUILD)/test/make_relative
 	$$(SAY) GGUF $(BUILD)/$1/drafter-*-$$*.gguf
 	$$(Q)for k in $(RELATIVES); do $(BUILD)/test/make_relative $$$$k $$< $(BUILD)/$1/drafter-$$$$k-$$*.gguf || exit 1; done
-$(foreach t,q4_0 q5_0 q4_k q5_k q6_k,$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-f32.gguf $(BIN)/dflash-quantize
+$(foreach t,q4_0 q5_0 q4_k q5_k q6_k $(MIXES),$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-f32.gguf $(BIN)/dflash-quantize
 	$$(SAY) GGUF $$@
 	$$(Q)$(BIN)/dflash-quantize -q --force $$< -o $$@ --type $$*
-$(foreach t,$(LOW),$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-f32.gguf $(BIN)/dflash-quantize
+$(foreach t,$(LOW) $(LOWER),$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-f32.gguf $(BIN)/dflash-quantize
 	$$(SAY) GGUF $$@
 	$$(Q)$(BIN)/dflash-quantize -q --force $$< -o $$@ --type q8_0 --tensor-type '*=$$*'
 $(BUILD)/$1/target-wide.gguf $(BUILD)/$1/target-outliers.gguf: $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-bf16.gguf $(BUILD)/test/make_wide
@@ -302,8 +305,16 @@ $(BUILD)/test/lossless: $(LOSSLESS_SRC) test/lossless/lossless.h $(LIB)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(LDFLAGS) $(filter %.c %.a,$^) -o $@ $(LIBS)
 
+# dflash-bench that chooses wrong blocks and pages: what test/cli/needles.sh must see fail.
+WRONG := $(BUILD)/test/wrong/dflash-bench
+$(WRONG): test/wrong_choices.c $(call objects_of,bench) $(CLI_LIB) $(LIB)
+	@mkdir -p $(@D)
+	$(SAY) LINK $@
+	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) -Wl,--wrap=kn_sparse_keep,--wrap=kn_kv_get $(filter %.c %.o %.a,$^) -o $@ $(LIBS)
+
 # What each type of weights costs the pairs: the tables of docs/perplexity.md, made anew.
-QUALITY_TYPES := f32 f16 bf16 q8_0 q6_k q5_k q5_0 q4_k q4_k_m q4_0 $(LOW)
+QUALITY_TYPES := f32 f16 bf16 q8_0 q6_k q5_k q5_0 q4_k q4_k_m q4_0 iq4_nl mxfp4 iq4_xs q3_k_m iq3_m iq3_s q3_k iq3_xs iq3_xxs \
+                 q2_k iq2_s iq2_m iq2_xs iq2_xxs
 QUALITY_FILES := $(foreach p,$(DENSE) $(HYBRID),$(QUALITY_TYPES:%=$p/target-%.gguf))
 .PHONY: docs-quality
 docs-quality: all $(QUALITY_FILES)
@@ -329,6 +340,7 @@ $(SERVE_CLIENT): test/serve/client.c
 	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Wshadow $(if $(filter 1,$(WERROR)),-Werror) $< -o $@
 
 test sanitize-suites test-gpu-build: $(SERVE_CLIENT)
+test sanitize-suites: $(WRONG)
 
 .PHONY: test-faults
 test-faults: all $(INJECT) $(PAIR_FILES)
@@ -351,6 +363,7 @@ SUITES = "run=test/run_test.sh" $(UNIT_SUITES) \
          "lossless/pair-hybrid=$(LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --types $(HYBRID_TYPES)" \
          "lossless/pair-mtp=$(LOSSLESS) $(MTP) $(LOSSLESS_PROMPT) --untrained --types q8_0" \
          "lossless/kv=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --types wide --kv" \
+         "lossless/pool=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --types wide --kv --pool" \
          "kv-quality/pair=$(BUILD)/test/kv_quality $(call wide_of,$(DENSE)) $(QUALITY_TEXT)" \
          "kv-quality/pair-hybrid=$(BUILD)/test/kv_quality $(call wide_of,$(HYBRID)) $(QUALITY_TEXT)" \
          $(if $(filter 1,$(CUDA)),"layout=$(BUILD)/test/test_layout")

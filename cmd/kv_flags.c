@@ -102,7 +102,7 @@ static int mark(const struct desc *t, const struct desc *d, const char *item, bo
     if (strcmp(item, "taps")) return mark_range(t, item, in, e);
     if (!d) return bad_item(item, "there is no drafter (-d DRAFTER)", e);
     for (int i = 0; i < d->n_taps; i++)
-        if (d->taps[i] < t->n_layer) in[d->taps[i]] = true;
+        if (d->taps[i] >= 0 && d->taps[i] < t->n_layer) in[d->taps[i]] = true;
     return 0;
 }
 

@@ -341,6 +341,20 @@ int32_t models_block(const struct models *m, int32_t block)
     return block > beside ? block : beside;
 }
 
+void models_warn_dropped(const struct models *m, const struct cli *c, const struct state_info *info,
+                         const char *from, const char *to)
+{
+    const struct desc *list[PLAN_SOURCES];
+    const int32_t n = models_drafters(m, list);
+    if (n >= info->n_drafters) return;
+    if (n)
+        cli_warn(c, "%s will hold the context of %s alone, %s holds that of two drafters (--mtp keeps both)",
+                 to, m->drafter_path, from);
+    else
+        cli_warn(c, "%s will hold no context for a drafter, %s does: this run has none (-d DRAFTER keeps it)",
+                 to, from);
+}
+
 void models_no_mtp(const struct models *m, const struct cli *c, const char *what)
 {
     if (m->mtp)

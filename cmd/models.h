@@ -169,6 +169,10 @@ int32_t models_drafters(const struct models *m, const struct desc *list[PLAN_SOU
 /* Rows of a draft at most, of those: the drafter's (block: as --block has it; 0: as usual) or the MTP block's
  * beside it; 1 without. A stream wants room for so many behind its last token. */
 int32_t models_block(const struct models *m, int32_t block);
+/* Warn where `to`, a state that goes on from `from`, will lack context of a drafter that info, from's, has.
+ */
+void models_warn_dropped(const struct models *m, const struct cli *c, const struct state_info *info,
+                         const char *from, const char *to);
 /* Refuse --mtp, for what: a program or flag that has no use for a second drafter. */
 void models_no_mtp(const struct models *m, const struct cli *c, const char *what);
 /* A session over the models and an engine of its own; ERR_DEVICE where it does not fit the device's memory,

@@ -114,6 +114,7 @@ struct kn_ops {
     int32_t pass_rows; /* a prefill pass is worth this many rows, where chunks are shorter; 0: the chunk's own
                           are enough */
     const struct kn_memory *memory; /* NULL: the host's memory, which is not planned */
+    bool sinks;                     /* attention takes kn_attention.sinks */
     bool counts; /* takes no memory and counts what would be taken: what it is handed is not looked at */
     /* memory */
     void *(*alloc)(struct kn_backend *, size_t bytes); /* zeroed, 64-byte aligned; NULL on failure */

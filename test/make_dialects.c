@@ -67,7 +67,7 @@ static int write_relatives(const char *dir, const struct df_drafter *d, struct e
              {"domino-lucebox", "lucebox", {.edit = domino_keys, .extra = domino}},
              {"reduced-torn", "upstream", {.extra = reduced}},
              {"laguna", "ik", {.edit = laguna_keys, .extra = laguna}},
-             {"sinks", "upstream", {.extra = sinks}},
+             {"sinks", "ik", {.extra = sinks}},
              {"biased", "ik", {.extra = biased}}};
     char path[4096];
     for (size_t i = 0; i < sizeof r / sizeof r[0]; i++) {

@@ -63,6 +63,8 @@ static char *key_of(const json_t *j)
         json_t *file = json_object_get(json_object_get(j, model[i]), "file");
         if (file) json_object_set(k, model[i], file);
     }
+    json_t *keys = json_object_get(json_object_get(j, "target"), "override_kv");
+    if (keys) json_object_set(k, "override_kv", keys);
     char *text = json_dumps(k, JSON_COMPACT | JSON_SORT_KEYS);
     json_decref(k);
     return text;

@@ -196,7 +196,8 @@ static void cycles(const struct report_cells *c, struct plot *p, FILE *out)
         for (int s = 0; s < p->n_series; s++) p->v[s][place] /= all;
     }
     if (!p->n_places) return;
-    if (p->n_series == SVG_SERIES) snprintf(p->series[SVG_SERIES - 1], sizeof p->series[0], "%s", "others");
+    if (p->lost > more_cells) snprintf(p->series[SVG_SERIES - 1], sizeof p->series[0], "%s", "others");
+    p->lost = 0; /* in others, or said here */
     plot_shares(out, p);
     if (more_cells) fprintf(out, "<p class=\"note\">%d more cells are not drawn.</p>\n", more_cells);
 }
@@ -220,6 +221,7 @@ static void point(struct plot *p, const char *name, double at, const json_t *v, 
 {
     if (!json_is_number(v)) return;
     const int s = plot_series(p, name);
+    if (s >= 0 && p->points[s] == SVG_PLACES) p->lost++;
     if (s < 0 || p->points[s] == SVG_PLACES) return;
     int i = p->points[s]++;
     for (; i > 0 && p->at[s][i - 1] > at; i--) { /* in the order of rows */

@@ -301,6 +301,18 @@ static json_t *kind_json(const struct kind *k, bool drafted)
     return j;
 }
 
+/* Settings that are there where a flag says them: lines of other times have no such keys. */
+static void given_json(json_t *j)
+{
+    json_t *layers = o.m.kv.layers.n ? json_array() : NULL;
+    for (int i = 0; layers && i < o.m.kv.layers.n; i++)
+        json_array_append_new(layers, json_text_or_null(o.m.kv.layers.v[i]));
+    if (layers) json_object_set_new(j, "kv_layers", layers);
+    if (o.m.kv.draft_kv) json_object_set_new(j, "draft_kv", json_text_or_null(o.m.kv.draft_kv));
+    if (o.m.experts_host) json_object_set_new(j, "experts_host", json_integer(o.m.experts_host));
+    if (o.m.experts_counts) json_object_set_new(j, "experts_counts", json_text_or_null(o.m.experts_counts));
+}
+
 static json_t *settings_json(void)
 {
     json_t *j = json_pack("{s:I,s:b,s:i,s:s,s:b}", "n", (json_int_t)o.n, "ignore_eos", o.ignore_eos, "chunk",
@@ -308,6 +320,7 @@ static json_t *settings_json(void)
     json_object_set_new(j, "pool", json_integer(o.m.pool));
     json_object_set_new(j, "kv_host", json_boolean(o.m.kv_host));
     json_object_set_new(j, "kv_host_layers", json_integer(o.m.kv_host_layers));
+    given_json(j);
     sampling_flags_json(&o.sampling, j);
     json_object_set_new(j, "lookup", json_string(o.lookup.look ? o.lookup.mode : "off"));
     if (!o.m.drafter) return j;

@@ -15,25 +15,28 @@ void plot_init(struct plot *p, const char *title, const char *note)
         for (int i = 0; i < SVG_PLACES; i++) p->v[s][i] = p->low[s][i] = p->high[s][i] = NAN;
 }
 
-static int named(char (*list)[160], int *n, int most, const char *name)
+static int named(struct plot *p, char (*list)[160], int *n, int most, const char *name)
 {
     char cut[160];
     snprintf(cut, sizeof cut, "%s", name);
     for (int i = 0; i < *n; i++)
         if (!strcmp(list[i], cut)) return i;
-    if (*n == most) return -1;
+    if (*n == most) {
+        p->lost++;
+        return -1;
+    }
     memcpy(list[*n], cut, sizeof cut);
     return (*n)++;
 }
 
 int plot_series(struct plot *p, const char *name)
 {
-    return named(p->series, &p->n_series, SVG_SERIES, name);
+    return named(p, p->series, &p->n_series, SVG_SERIES, name);
 }
 
 int plot_place(struct plot *p, const char *name)
 {
-    return named(p->place, &p->n_places, SVG_PLACES, name);
+    return named(p, p->place, &p->n_places, SVG_PLACES, name);
 }
 
 /* ---- text and frame ---- */
@@ -76,9 +79,13 @@ static void begin(FILE *out, const struct plot *p, int height)
     fputs("\">\n", out);
 }
 
-static void end(FILE *out)
+static void end(FILE *out, const struct plot *p)
 {
-    fputs("</svg></div>\n</figure>\n", out);
+    fputs("</svg></div>\n", out);
+    if (p->lost)
+        fprintf(out, "<p class=\"note\">%d values more have no room here; the tables have them.</p>\n",
+                p->lost);
+    fputs("</figure>\n", out);
 }
 
 /* 1, 2 or 5 times a power of ten, of which some five reach most. */
@@ -168,7 +175,7 @@ void plot_bars(FILE *out, const struct plot *p)
         text_at(out, mid, bottom + 16, turned ? "end" : "middle", turn, p->place[i]);
     }
     axis_titles(out, p, bottom, height);
-    end(out);
+    end(out, p);
 }
 
 /* ---- curves ---- */
@@ -260,7 +267,7 @@ void plot_curves(FILE *out, const struct plot *p)
     if (p->diagonal) line_to(out, "whisker", LEFT, bottom, WIDTH - RIGHT, TOP);
     for (int s = 0; s < p->n_series; s++) curve(out, p, s, &sx, &sy, bottom);
     axis_titles(out, p, bottom, HEIGHT);
-    end(out);
+    end(out, p);
 }
 
 /* ---- shares ---- */
@@ -286,5 +293,5 @@ void plot_shares(FILE *out, const struct plot *p)
     for (int i = 0; i <= 4; i++)
         number_at(out, left + i * (WIDTH - RIGHT - left) / 4, height - 8, i == 4 ? "end" : "middle",
                   i * 0.25);
-    end(out);
+    end(out, p);
 }

@@ -21,11 +21,13 @@ struct plot {
     bool log_x, log_y, diagonal, names; /* names: points have their number (calibration by slot) */
     double y_most;                      /* 0: as needed */
     int colour;                         /* of the first series */
+    int lost;                           /* values without room, which is said below */
 };
 
 /* All of v NaN. */
 void plot_init(struct plot *p, const char *title, const char *note);
-/* The number of a series or place of that name, which is made where it is not there; -1: there is no room. */
+/* The number of a series or place of that name, which is made where it is not there; -1: there is no room,
+ * and a value more is lost. */
 int plot_series(struct plot *p, const char *name);
 int plot_place(struct plot *p, const char *name);
 

@@ -490,6 +490,6 @@ run | chat | pair)
     echo "dflash ${version#dflash-tokenize }" || exit 4
     ;;
 '') fail 2 "expected run, chat or pair" ;;
--*) fail 2 "expected run, chat or pair, got the flag $1" ;;
+-*) fail 2 "expected run, chat or pair, got the flag $1 (flags stand behind them)" ;;
 *) fail 2 "unknown command $1 (expected run, chat or pair)" ;;
 esac

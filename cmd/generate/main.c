@@ -409,10 +409,8 @@ static void warn_state(const struct run *u)
         cli_warn(&cli, "stdin holds data, which is not read: --append prefills it after the state");
         said = true;
     }
-    if (u->info.n_drafters && set.save_path && !u->s->source && !u->r.st.generated)
-        cli_warn(&cli,
-                 "%s will hold no context for a drafter, %s does: this run has none (-d DRAFTER keeps it)",
-                 set.save_path, set.state_path);
+    if (set.save_path && !u->r.st.generated)
+        models_warn_dropped(&set.m, &cli, &u->info, set.state_path, set.save_path);
 }
 
 static int run(struct run *u, struct err *e)

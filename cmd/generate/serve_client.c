@@ -196,15 +196,13 @@ static void take_line(struct client *c, const char *p, size_t n)
     c->n_lines++;
 }
 
+/* Blanks alone, so far, are the beginning of a line that asks for something. */
 static void too_long(struct client *c)
 {
-    static const char words[] = "\1"; /* of a line that cannot be kept only so much is known */
-    if (*c->buf == '{') {
-        struct request r = {.kind = REQUEST_BAD, .json = true};
-        reply_error(c, &r, "bad_args", "the line is too long");
-    } else {
-        take_line(c, words, 1);
-    }
+    size_t at = 0;
+    while (at < c->used && strchr(" \t\r", c->buf[at])) at++;
+    if (at == c->used) *c->buf = '\1';
+    take_line(c, c->buf, c->used);
     c->skip = true;
     c->used = c->seen = 0;
 }

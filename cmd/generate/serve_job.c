@@ -284,6 +284,7 @@ static json_t *done_json(struct job *j)
     json_object_set_new(o, "stop", json_string(stop_name(j)));
     if (st->generated && st->stop == SPEC_STOP_TOKEN)
         json_object_set_new(o, "stop_id", json_integer(st->stop_id));
+    if (j->s && j->s->gaps.n_text) json_object_set_new(o, "compressed", models_gaps_json(&j->s->gaps));
     if (j->text.found) json_object_set_new(o, "stop_text", json_text(j->text.found, strlen(j->text.found)));
     for (size_t i = 0; i < sizeof n / sizeof *n; i++) json_object_set_new(o, n[i].key, json_integer(n[i].v));
     json_object_set_new(o, "seed", json_integer((json_int_t)(j->sampler.seed & INT64_MAX)));

@@ -77,6 +77,7 @@ static const char *open_state(struct job *j, struct state **st, struct state_inf
     const struct desc *drafters[PLAN_SOURCES];
     if (state_check(*st, m->target->d, drafters, models_drafters(m, drafters), &sv->o, e))
         return e->code == ERR_USAGE ? "context_overflow" : "invalid_snapshot_slot";
+    models_left_out(sv->cli, info);
     return NULL;
 }
 

@@ -78,7 +78,7 @@ static void state_json(const struct state_info *x, const char *path, const struc
     json_t *taps = json_array();
     for (int32_t k = 0; k < x->n_drafters; k++)
         for (int32_t i = 0; i < x->by[k].n_taps; i++)
-            json_array_append_new(taps, json_integer((json_int_t)x->by[k].taps[i]));
+            json_array_append_new(taps, json_integer((json_int_t)(int32_t)x->by[k].taps[i]));
     json_t *j = json_pack("{s:i,s:s,s:o,s:s,s:I,s:i,s:i,s:i,s:o,s:s,s:i,s:o}", "schema", 1, "kind", "state",
                           "path", json_text(path, strlen(path)), "format", "state", "size_bytes",
                           (json_int_t)st->st_size, "positions", x->n_tokens, "chunk", x->chunk, "n_vocab",
@@ -142,7 +142,7 @@ int show_state(const char *path, bool json, struct err *e)
         show_model_wanted(k ? "beside it" : "drafter", d->name, d->id);
         printf("%-12s %" PRId32 " layer%s, %s", "", d->n_layer, d->n_layer == 1 ? "" : "s",
                d->hidden ? "the target's last hidden state" : "taps");
-        for (int32_t i = 0; i < d->n_taps; i++) printf(" %" PRIu32, d->taps[i]);
+        for (int32_t i = 0; i < d->n_taps; i++) printf(" %" PRId32, (int32_t)d->taps[i]);
         putchar('\n');
         if (d->n_layer) show_types("its cache", d->kv, d->n_layer);
     }

@@ -359,11 +359,7 @@ static int prefill(struct run *r, double *seconds, struct err *e)
     perplexity_begin(&r->perplexity, rows->n_vocab, false);
     r->perplexity.threads = m.threads;
     if (nll.wanted && p->state && take_state_row(r->s, rows, e)) return -1;
-    if (p->info.n_drafters && r->leaves_state && !m.drafter_path)
-        cli_warn(
-            &cli,
-            "the state will hold no context for a drafter, %s does: this run has none (-d DRAFTER keeps it)",
-            state_path);
+    if (r->leaves_state) models_warn_dropped(&m, &cli, &p->info, state_path, "the state");
     *seconds = cli_seconds();
     if (session_prefill(r->s, p->ids, (int64_t)p->n, every ? take_rows : NULL, rows, e)) return -1;
     *seconds = cli_seconds() - *seconds;
@@ -476,6 +472,10 @@ int main(int argc, char **argv)
         cli_usage_error(&cli, "%s", kv_flags_convert_doubt(&m.kv, state_path));
     if (state_path && imatrix_path)
         cli_usage_error(&cli, "--state: an importance matrix is of whole texts (expected no --imatrix)");
+    if (m.pool && imatrix_path)
+        cli_usage_error(&cli,
+                        "--pool: its scores run rows of their own, which an importance matrix would count "
+                        "(expected no --imatrix)");
     if (state_path && (cli_is_stdin(state_path) || !strcmp(state_path, "/dev/stdin")))
         cli_usage_error(&cli, "--state: the tokens are read from stdin: the state must be a file");
     if (!nll.base_path) cli_no_binary_tty(&cli, STDIN_FILENO, "the token stream");

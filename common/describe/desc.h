@@ -93,12 +93,12 @@ struct desc {
     bool own_embed, own_head; /* MTP: nextn.embed_tokens, nextn.shared_head_head in place of the target's */
     const char *head_norm;    /* MTP: the tensor of the norm before the head */
     int32_t idle_rows;        /* behind those that propose: Domino's last row with shift_label */
-    int32_t n_taps,
-        taps[DESC_MAX_TAPS]; /* zero-based blocks whose output is tapped, in the order of fc's columns */
-    int32_t n_features;      /* width of fc's input = n_taps * the target's n_embd */
-    int32_t tap_shift;       /* what was taken off the ids that the file stores; taps_given: nothing was */
-    bool taps_given;         /* by a flag, not by the file */
-    bool causal_inferred;    /* layer[].causal stands neither in the file nor in a flag */
+    int32_t n_taps, taps[DESC_MAX_TAPS]; /* zero-based blocks whose output is tapped, in the order of fc's
+                                            columns; -1: the embeddings, scaled as block 0 reads them */
+    int32_t n_features;                  /* width of fc's input = n_taps * the target's n_embd */
+    int32_t tap_shift;    /* what was taken off the ids that the file stores; taps_given: nothing was */
+    bool taps_given;      /* by a flag, not by the file */
+    bool causal_inferred; /* layer[].causal stands neither in the file nor in a flag */
     /* The file has attention.causal, which does not count in its dialect, and some layer is not as it says */
     bool causal_ignored;
     /* What it is: "DFlash", or a relative ("DFlash2", "DSpark", ...); whether it is of a kind that is run
@@ -124,7 +124,9 @@ struct desc {
     float logit_scale; /* drafters: of the logits, before the cap */
     /* drafters: of other blocks than Qwen3's (desc_dflash.c). Scale of scores, 0: by the head's size. */
     float attention_scale;
+    float value_scale; /* of what Wo leaves, 0: none */
     bool gelu, other_block;
+    bool sinks; /* drafters: some layer has attn_sinks */
     /* What a rule of the format decided because the file is silent, a sentence each, for -v; "" if nothing */
     char inferred[512];
     /* tokenizer and stopping, where the file has them; ids, -1 if absent */

@@ -94,6 +94,25 @@ static int read_clusters(struct desc_reader *r)
     return 0;
 }
 
+/* All layers have a scale, or none has: one alone has lost it. */
+static int read_scales(struct desc_reader *r)
+{
+    const int64_t one[3] = {1, 0, 0};
+    const int32_t n_layer = r->d->n_layer;
+    char name[64], lost[64] = "";
+    int32_t n = 0;
+    for (int32_t i = 0; i < n_layer; i++) {
+        snprintf(name, sizeof name, "blk.%d.layer_output_scale.weight", i);
+        if (!gguf_tensor(r->g, name))
+            memcpy(lost, name, sizeof lost);
+        else if (n++, desc_shape(r, one, name))
+            return -1;
+    }
+    if (n && n < n_layer)
+        return desc_fail(r, "tensor '%s': is missing (%d of %d layers have it)", lost, n, n_layer);
+    return 0;
+}
+
 static int read_any(struct desc_reader *r, const char *width_key, const char *pre, const char *post)
 {
     struct desc *d = r->d;
@@ -128,13 +147,7 @@ static int read_any(struct desc_reader *r, const char *width_key, const char *pr
     if (desc_shape(r, in, pre) || desc_shape(r, out, post) || desc_gemma4_windows(r) || read_layers(r) ||
         desc_gemma4_rope(r) || read_clusters(r))
         return -1;
-    for (int32_t i = 0; i < d->n_layer; i++) {
-        const int64_t one[3] = {1, 0, 0};
-        char name[64];
-        snprintf(name, sizeof name, "blk.%d.layer_output_scale.weight", i);
-        if (gguf_tensor(r->g, name) && desc_shape(r, one, name)) return -1;
-    }
-    return desc_expect_all(r, tensors);
+    return read_scales(r) || desc_expect_all(r, tensors) ? -1 : 0;
 }
 
 bool desc_is_assistant(struct gguf_str arch)

@@ -113,10 +113,11 @@ int32_t desc_tap_twice(const int32_t *taps, int32_t n, int32_t n_layer)
     return twice;
 }
 
-/* The ids that the file stores, less the shift, into out [DESC_MAX_TAPS]: how many, or -1. */
+/* The ids that the file stores, less the shift, into out [DESC_MAX_TAPS]: how many, or -1. Who counts from
+ * the embeddings can name them too. */
 static int stored_taps(struct desc_reader *r, const struct gguf_kv *kv, int32_t *out)
 {
-    const int32_t shift = r->d->tap_shift;
+    const int32_t shift = r->d->tap_shift, least = shift > 0 && r->d->spelling->tap_shift ? -1 : 0;
     char text[96];
     gguf_value_text(kv, text, sizeof text);
     if (kv->type != GGUF_ARRAY || (kv->elem != GGUF_I32 && kv->elem != GGUF_U32) || !kv->count ||
@@ -125,9 +126,10 @@ static int stored_taps(struct desc_reader *r, const struct gguf_kv *kv, int32_t 
                          DESC_MAX_TAPS, text);
     for (uint64_t i = 0; i < kv->count; i++) {
         const int64_t id = gguf_array_i64(kv, i) - shift;
-        if (id < 0 || id >= DESC_MAX_LAYERS)
+        if (id < least || id >= DESC_MAX_LAYERS)
             return desc_fail(r, "key '%s': element %d out of range (expected %d to %d, got %" PRId64 ")",
-                             kv->key, (int)i, shift, DESC_MAX_LAYERS - 1 + shift, id + shift);
+                             kv->key, (int)i, least + shift, DESC_MAX_LAYERS - 1 + shift, id + shift);
+        if (id < 0) desc_infer(r, "element %d of %s names the embeddings", (int)i, kv->key);
         out[i] = (int32_t)id;
     }
     const int32_t twice = desc_tap_twice(out, (int32_t)kv->count, 0);
@@ -474,7 +476,7 @@ static int tell_block(struct desc_reader *r, int32_t no_values)
 {
     struct desc *d = r->d;
     const size_t n = strlen(d->pieces);
-    char name[64], scale[48] = "";
+    char name[64], scale[96] = "";
     bool norms = false;
     for (int i = 0; i < 2 * d->n_layer; i++) {
         snprintf(name, sizeof name, "blk.%d.post_%s_norm.weight", i / 2, i % 2 ? "ffw" : "attention");
@@ -482,12 +484,62 @@ static int tell_block(struct desc_reader *r, int32_t no_values)
     }
     if (d->attention_scale > 0)
         snprintf(scale, sizeof scale, ", scores times %g", (double)d->attention_scale);
+    if (d->value_scale > 0)
+        snprintf(scale + strlen(scale), sizeof scale - strlen(scale), ", attention times %g",
+                 (double)d->value_scale);
     snprintf(d->pieces + n, sizeof d->pieces - n,
              "%sblocks with%s%s%s, values of the keys in %d of %d layers", n ? ", " : "",
              d->gelu ? " gelu" : " silu", scale, norms ? ", norms behind branches" : "", no_values,
              d->n_layer);
     if (strcmp(d->kind, "DFlash2")) return 0;
-    return desc_fail(r, "a DFlash2 drafter: its layers must be Qwen3's (found %.300s)", d->pieces + n);
+    return desc_fail(r, "a DFlash2 drafter: its layers must be Qwen3's (found %.300s)",
+                     d->pieces + n + (n ? 2 : 0));
+}
+
+/* n: layers that have each part. All or none: one that lacks what others have has lost it. */
+static int whole_parts(struct desc_reader *r, const int32_t *n)
+{
+    static const char *const part[] = {"post_attention_norm", "post_ffw_norm", "layer_output_scale"};
+    char name[64];
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < r->d->n_layer && n[k]; i++) {
+            snprintf(name, sizeof name, "blk.%d.%s.weight", i, part[k]);
+            if (!gguf_tensor(r->g, name))
+                return desc_fail(r, "tensor '%s': is missing (%d of %d layers have it)", name, n[k],
+                                 r->d->n_layer);
+        }
+    return 0;
+}
+
+/* Scales of matrices, each [1], beside the matrix that they are of. */
+static int read_scale(struct desc_reader *r, const char *matrix)
+{
+    static const int64_t one[3] = {1, 0, 0};
+    char scale[64], weight[64];
+    snprintf(scale, sizeof scale, "%s.scale", matrix);
+    snprintf(weight, sizeof weight, "%s.weight", matrix);
+    if (!gguf_tensor(r->g, scale)) return 0;
+    if (desc_shape(r, one, scale)) return -1;
+    return gguf_tensor(r->g, weight)
+               ? 0
+               : desc_fail(r, "tensor '%s': there is no %s that it is of", scale, weight);
+}
+
+static int read_scales(struct desc_reader *r)
+{
+    static const char *const whole[] = {"fc", "markov_w2", "output"}, *const layer[] = {
+                                                                          "attn_q",      "attn_k",   "attn_v",
+                                                                          "attn_output", "ffn_gate", "ffn_up",
+                                                                          "ffn_down"};
+    char name[64];
+    for (size_t i = 0; i < sizeof whole / sizeof whole[0]; i++)
+        if (read_scale(r, whole[i])) return -1;
+    for (int i = 0; i < r->d->n_layer; i++)
+        for (size_t k = 0; k < sizeof layer / sizeof layer[0]; k++) {
+            snprintf(name, sizeof name, "blk.%d.%s", i, layer[k]);
+            if (read_scale(r, name)) return -1;
+        }
+    return 0;
 }
 
 /* What llama.cpp's drafters of Gemma 4 have beside a Qwen3 block. Other dialects have none of it, and one of
@@ -495,20 +547,30 @@ static int tell_block(struct desc_reader *r, int32_t no_values)
 static int read_block_parts(struct desc_reader *r, const struct dialect *x)
 {
     struct desc *d = r->d;
-    int32_t keys_alone = 0;
+    int32_t keys_alone = 0, parts[3] = {0};
     char name[64];
     d->rope[0].has_divisors = gguf_tensor(r->g, "rope_freqs.weight") != NULL;
     if (strcmp(x->name, "upstream")) return 0;
-    if (read_act(r) || desc_maybe_f32(r, "attention.scale", &d->attention_scale) < 0) return -1;
-    d->other_block = d->gelu || d->attention_scale > 0;
+    if (read_act(r) || desc_maybe_f32(r, "attention.scale", &d->attention_scale) < 0 ||
+        desc_maybe_f32(r, "attention.value_scale", &d->value_scale) < 0 || read_scales(r))
+        return -1;
+    d->other_block = d->gelu || d->attention_scale > 0 || d->value_scale > 0;
     for (int i = 0; i < d->n_layer; i++) {
         snprintf(name, sizeof name, "blk.%d.attn_v.weight", i);
         d->layer[i].value_is_key = !gguf_tensor(r->g, name);
         keys_alone += d->layer[i].value_is_key;
         const int attn = optional(r, i, "post_attention_norm", d->n_embd),
                   ffw = optional(r, i, "post_ffw_norm", d->n_embd),
-                  scale = optional(r, i, "layer_output_scale", 1);
-        if (attn < 0 || ffw < 0 || scale < 0) return -1;
+                  scale = optional(r, i, "layer_output_scale", 1),
+                  sinks = optional(r, i, "attn_sinks", d->layer[i].n_head);
+        if (attn < 0 || ffw < 0 || scale < 0 || sinks < 0) return -1;
+        d->sinks |= sinks > 0;
+        parts[0] += attn, parts[1] += ffw, parts[2] += scale;
+        if (d->layer[i].value_is_key && !attn)
+            return desc_fail(r,
+                             "tensor '%s': is missing (no post_attention_norm: no block that has values of "
+                             "its keys)",
+                             name);
         if (scale && !ffw)
             return desc_fail(r,
                              "tensor 'blk.%d.layer_output_scale.weight': is not supported without "
@@ -516,15 +578,36 @@ static int read_block_parts(struct desc_reader *r, const struct dialect *x)
                              i);
         d->other_block |= d->layer[i].value_is_key || attn || ffw;
     }
+    if (whole_parts(r, parts)) return -1;
     return d->other_block ? tell_block(r, keys_alone) : 0;
+}
+
+/* Sinks stand in all layers of a kind, sliding or full, or in none of it: one that lacks them has lost them.
+ */
+static int whole_sinks(struct desc_reader *r)
+{
+    const struct desc *d = r->d;
+    char name[64];
+    for (int i = 0; i < d->n_layer && d->sinks; i++) {
+        bool here = false;
+        for (int j = 0; j < d->n_layer && !here; j++) {
+            snprintf(name, sizeof name, "blk.%d.attn_sinks.weight", j);
+            here = !d->layer[i].window == !d->layer[j].window && gguf_tensor(r->g, name);
+        }
+        snprintf(name, sizeof name, "blk.%d.attn_sinks.weight", i);
+        if (here && !gguf_tensor(r->g, name))
+            return desc_fail(r, "tensor '%s': is missing (another %s layer has it)", name,
+                             d->layer[i].window ? "sliding" : "full");
+    }
+    return 0;
 }
 
 static int read_parts(struct desc_reader *r, const struct dialect *x)
 {
     if (check_keys(r, x) || desc_base(r, false) || desc_heads(r) || desc_dense(r) || read_rope(r) ||
-        read_block_parts(r, x) || check_sections(r) || read_windows(r) || read_causal(r, x) ||
-        read_scalars(r) || read_taps(r, x) || read_own_ends(r, x) || read_block(r, x) || read_mask(r, x) ||
-        read_fc(r, x))
+        read_block_parts(r, x) || check_sections(r) || read_windows(r) || whole_sinks(r) ||
+        read_causal(r, x) || read_scalars(r) || read_taps(r, x) || read_own_ends(r, x) || read_block(r, x) ||
+        read_mask(r, x) || read_fc(r, x))
         return -1;
     return desc_expect_all(r, tensors) || desc_piece_shapes(r) ? -1 : 0;
 }

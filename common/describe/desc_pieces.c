@@ -27,6 +27,7 @@ static const struct piece pieces[] = {
     {"sample_from_anchor", "DSpark", true, false},
     {"has_confidence_head", "DSpark", true, false},
     {"markov_head_type", "DSpark", true, false},
+    {"markov_w2.scale", "scaled", false, false},
     {"markov_", "DSpark", false, false},
     {"conf_proj", "DSpark", false, false},
     {"hyper_connection", "DeepSeek-V4", true, false},
@@ -45,7 +46,7 @@ static const struct piece pieces[] = {
     {"transfer_", "DSpine", false, false},
     {"dflash.laguna", "Laguna", true, false},
     {"dflash.context_kv_layer_norm", "Laguna", true, false},
-    {"attention.value_scale", "Laguna", true, false},
+    {"attention.value_scale", "value-scaled", true, false},
     {"dflash_aux_hidden_norm.", "Laguna", false, false},
     {"dflash.aux_hidden_norm.", "Laguna", false, false},
     {"attn_gate.", "gated-attention", false, true},
@@ -54,17 +55,26 @@ static const struct piece pieces[] = {
     {"attn_k.bias", "biased", false, true},
     {"attn_v.bias", "biased", false, true},
     {"attn_output.bias", "biased", false, true},
-    {"fc.scale", "scaled-fc", false, false},
+    {"fc.scale", "scaled", false, false},
+    {"output.scale", "scaled", false, false},
+    {"attn_q.scale", "scaled", false, true},
+    {"attn_k.scale", "scaled", false, true},
+    {"attn_v.scale", "scaled", false, true},
+    {"attn_output.scale", "scaled", false, true},
+    {"ffn_gate.scale", "scaled", false, true},
+    {"ffn_up.scale", "scaled", false, true},
+    {"ffn_down.scale", "scaled", false, true},
 };
 enum { N_PIECES = sizeof pieces / sizeof pieces[0], MAX_KINDS = 16 };
 
-/* The kinds that are run (common/model/draft.c), and the kinds whose pieces such a drafter may have too. */
+/* The kinds that are run (common/model/draft.c), and the kinds whose pieces such a drafter may have too: of
+ * the second kind on in the dialect upstream alone. */
 static const struct {
-    const char *kind, *also[2];
-} runs[] = {{"DFlash", {"reduced-vocabulary"}},
-            {"DFlash2", {NULL}},
-            {"DSpark", {"reduced-vocabulary"}},
-            {"Domino", {NULL}}};
+    const char *kind, *also[4];
+} runs[] = {{"DFlash", {"reduced-vocabulary", "sink-attention", "scaled", "value-scaled"}},
+            {"DFlash2", {NULL, "sink-attention", "scaled"}},
+            {"DSpark", {"reduced-vocabulary", "sink-attention", "scaled", "value-scaled"}},
+            {"Domino", {NULL, "sink-attention", "scaled", "value-scaled"}}};
 enum { N_RUNS = sizeof runs / sizeof runs[0] };
 
 static const struct piece *find(const char *name, bool key, bool layer)
@@ -133,7 +143,6 @@ static void note_tensor(struct desc_reader *r, struct found *f, const struct ggu
     char shape[100] = "[";
     const struct piece *p = tensor_piece(t->name, &layer);
     if (!p) return;
-    r->seen[t - r->g->tensor] = true;
     if (!is_new(f, p->kind) && layer > 0) return; /* one layer of them says it */
     for (uint32_t i = 0; i < t->n_dims; i++)
         snprintf(shape + strlen(shape), sizeof shape - strlen(shape), "%s%" PRId64, i ? ", " : "", t->ne[i]);
@@ -141,9 +150,10 @@ static void note_tensor(struct desc_reader *r, struct found *f, const struct ggu
     note(r->d, f, p, t->name, shape);
 }
 
-static bool also(int run, const char *kind)
+static bool also(int run, const char *kind, bool upstream)
 {
-    for (size_t i = 0; i < sizeof runs[run].also / sizeof *runs[run].also; i++)
+    const int n = upstream ? (int)(sizeof runs[run].also / sizeof *runs[run].also) : 1;
+    for (int i = 0; i < n; i++)
         if (runs[run].also[i] && !strcmp(runs[run].also[i], kind)) return true;
     return !strcmp(runs[run].kind, kind);
 }
@@ -155,23 +165,33 @@ static bool is_run(const char *kind)
     return false;
 }
 
-/* The first kind that is run and takes all the pieces that were found; else the first found that is not run;
- * else, of several that do not go together, the first. */
+/* The first kind that is run and takes all the pieces that were found; else the first found that is run in
+ * no dialect; else the first that is not run; else, of several that do not go together, the first. */
 static void name_kind(struct desc *d, const struct found *f)
 {
+    const bool upstream = !strcmp(d->spelling->name, "upstream");
     d->runs = false;
     for (int k = 0; k < N_RUNS && !d->runs; k++) {
         d->runs = true;
-        for (int j = 0; j < f->n && d->runs; j++) d->runs = also(k, f->kind[j]);
+        for (int j = 0; j < f->n && d->runs; j++) d->runs = also(k, f->kind[j], upstream);
         d->kind = runs[k].kind;
     }
     if (d->runs) return;
     d->kind = f->kind[0];
-    for (int j = 0; j < f->n; j++)
-        if (!is_run(f->kind[j])) {
-            d->kind = f->kind[j];
-            return;
-        }
+    for (int part = 0; part < 2; part++)
+        for (int j = 0; j < f->n; j++)
+            if (!is_run(f->kind[j]) && (part || !also(0, f->kind[j], true))) {
+                d->kind = f->kind[j];
+                return;
+            }
+}
+
+/* Of a drafter that is run those who read a tensor know it; of another one its pieces are known by name. */
+static void mark_seen(struct desc_reader *r)
+{
+    int32_t layer;
+    for (uint64_t i = 0; i < r->g->n_tensors; i++)
+        if (tensor_piece(r->g->tensor[i].name, &layer)) r->seen[i] = true;
 }
 
 int desc_pieces(struct desc_reader *r)
@@ -188,8 +208,10 @@ int desc_pieces(struct desc_reader *r)
     }
     for (uint64_t i = 0; i < r->g->n_tensors; i++) note_tensor(r, &f, &r->g->tensor[i]);
     name_kind(d, &f);
+    if (!d->runs) mark_seen(r);
     const struct gguf_tensor *d2t = gguf_tensor(r->g, "d2t");
     if (!d2t) return 0;
+    r->seen[d2t - r->g->tensor] = true;
     if (d2t->n_dims != 1 || d2t->ne[0] > INT32_MAX)
         return desc_fail(r, "tensor 'd2t': has the wrong shape (expected one dimension, got %u)",
                          d2t->n_dims);
@@ -217,41 +239,22 @@ static int dflash2_shape(struct desc_reader *r, const int64_t ne[3], const char 
 
 static const char *const dflash2_keys[] = {"conv_kernel_size", "conv_group_size", "selector_rank",
                                            "selector_top_k"};
-static const char *const dflash2_of_layer[] = {"attn_conv_base", "attn_conv_proj.weight", "ffn_conv_base",
-                                               "ffn_conv_proj.weight"};
-static const char *const dflash2_whole[] = {"selector_hidden.weight", "selector_predecessor.weight",
-                                            "selector_successor.weight"};
 
-/* Is it one of a DFlash2's tensors, as the file spells them? */
-static bool dflash2_tensor(const struct desc_reader *r, const char *name, int32_t layer)
+/* What begins like a key of a kind that is run, and is none. */
+static int strangers(struct desc_reader *r)
 {
-    char plain[64], spelled[64];
-    for (int i = 0; i < 4 && layer >= 0 && layer < r->d->n_layer; i++) {
-        snprintf(plain, sizeof plain, "blk.%d.%s", layer, dflash2_of_layer[i]);
-        if (!strcmp(name, dialect_spelled(r->g, plain, spelled, sizeof spelled))) return true;
-    }
-    for (int i = 0; i < 3 && layer < 0; i++)
-        if (!strcmp(name, dialect_spelled(r->g, dflash2_whole[i], spelled, sizeof spelled))) return true;
-    return false;
-}
-
-/* What begins like one of its keys or tensors, and is none. */
-static int dflash2_strangers(struct desc_reader *r)
-{
+    static const char *const keys[] = {
+        "sample_from_anchor", "has_confidence_head",          "markov_head_type",
+        "domino.shift_label", "domino.pure_draft_prefix_len", "attention.value_scale"};
     const size_t prefix = strlen(r->d->arch_name) + 1;
     for (uint64_t i = 0; i < r->g->n_kv; i++) {
         const char *kind = desc_piece_key(r->g->kv[i].key, r->d->arch_name), *rel = r->g->kv[i].key + prefix;
-        bool known = !kind || strcmp(kind, "DFlash2");
+        bool known = !kind || idle(&r->g->kv[i]);
         for (int k = 0; k < 4 && !known; k++)
             known = !strcmp(rel, dflash2_keys[k]) ||
                     (!strncmp(rel, "dflash.", 7) && !strcmp(rel + 7, dflash2_keys[k]));
+        for (size_t k = 0; k < sizeof keys / sizeof keys[0] && !known; k++) known = !strcmp(rel, keys[k]);
         if (!known) return desc_fail(r, "key '%s': is not known", r->g->kv[i].key);
-    }
-    for (uint64_t i = 0; i < r->g->n_tensors; i++) {
-        int32_t layer;
-        const struct piece *p = tensor_piece(r->g->tensor[i].name, &layer);
-        if (p && !strcmp(p->kind, "DFlash2") && !dflash2_tensor(r, r->g->tensor[i].name, layer))
-            return desc_fail(r, "tensor '%s': is not known", r->g->tensor[i].name);
     }
     return 0;
 }
@@ -264,7 +267,7 @@ static int dflash2_shapes(struct desc_reader *r)
     if (dflash2_key(r, "conv_kernel_size", 64, &d->conv_kernel) ||
         dflash2_key(r, "conv_group_size", d->n_embd, &d->conv_group) ||
         dflash2_key(r, "selector_rank", INT32_MAX / 4, &d->selector_rank) ||
-        dflash2_key(r, "selector_top_k", INT32_MAX / 4, &d->selector_k) || dflash2_strangers(r))
+        dflash2_key(r, "selector_top_k", INT32_MAX / 4, &d->selector_k))
         return -1;
     dialect_spelled(r->g, "selector_predecessor.weight", before, sizeof before);
     if (d->n_embd % d->conv_group)
@@ -307,6 +310,7 @@ int desc_piece_shapes(struct desc_reader *r)
                 gguf_tensor(g, dialect_spelled(g, "selector_hidden.weight", name, sizeof name)) != NULL;
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
         conv |= gguf_find(g, desc_key(r, keys[i], key, sizeof key)) != NULL;
+    if (r->d->runs && strangers(r)) return -1;
     if (conv && dflash2_shapes(r)) return -1;
     return desc_head_shapes(r);
 }

@@ -336,7 +336,13 @@ int dialect_put(struct gguf_writer *w, const struct dialect *x, const struct dia
     if (p->n_taps < 1 || p->n_taps > DIALECT_MAX_TAPS)
         return err_set(e, ERR_FORMAT, "number of taps out of range (expected 1 to %d, got %d)",
                        DIALECT_MAX_TAPS, p->n_taps);
-    for (int i = 0; i < p->n_taps; i++) ids[i] = p->taps[i] + x->tap_shift;
+    for (int i = 0; i < p->n_taps; i++) {
+        ids[i] = p->taps[i] + x->tap_shift;
+        if (ids[i] < 0)
+            return err_set(e, ERR_FORMAT,
+                           "dialect %s has no place for a tap of the embeddings: it counts from block 0",
+                           x->name);
+    }
     if (gguf_put_u32(w, dialect_key(x, x->block_key, key, sizeof key), (uint32_t)p->block_size, e) ||
         gguf_put_array(w, dialect_key(x, x->taps_key, key, sizeof key), GGUF_I32, ids, (uint64_t)p->n_taps,
                        e) ||

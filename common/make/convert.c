@@ -15,10 +15,13 @@
 #include "../base/mem.h"
 #include "../token/tokenizer.h"
 
-const struct conv_family *const conv_families[] = {
-    &conv_qwen3,   &conv_qwen3moe,  &conv_qwen35, &conv_qwen35moe,    &conv_llama,
-    &conv_gemma4,  &conv_assistant, &conv_dspark, &conv_dspark_forge, &conv_domino,
-    &conv_dflash2, &conv_dflash,    NULL};
+const struct conv_family *const conv_families[] = {&conv_qwen3,        &conv_qwen3moe,
+                                                   &conv_qwen35,       &conv_qwen35moe,
+                                                   &conv_llama,        &conv_gemma4,
+                                                   &conv_assistant,    &conv_dspark,
+                                                   &conv_dspark_forge, &conv_dspark_gemma4,
+                                                   &conv_domino,       &conv_dflash2,
+                                                   &conv_dflash,       NULL};
 
 /* Their names in config.json, for messages. */
 static const char *family_names(char *buf, size_t n)
@@ -384,11 +387,12 @@ static int find_family(struct conv *c, struct err *e)
             c->fam = by_projector(c, conv_families[i]);
             return refuse_relative(c, e);
         }
-    static const struct conv_relative strangers[] = {{"Gemma4DSpark", "DSpark (Gemma 4's blocks)"},
-                                                     {"Lfm2DSpark", "DSpark (LFM2's rotation)"},
+    static const struct conv_relative strangers[] = {{"Lfm2DSpark", "DSpark (LFM2's rotation)"},
                                                      {"DSparkSpeculator", "DSpark (nested configs)"},
                                                      {"DSpark", "DSpark (of this name)"},
                                                      {"Domino", "Domino (of this name)"},
+                                                     {"DSpine", "DSpine"},
+                                                     {"LiLiCorr", "LiLiCorr"},
                                                      {"Eagle", "EAGLE"},
                                                      {"Assistant", "MTP assistant"},
                                                      {NULL, NULL}};

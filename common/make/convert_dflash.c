@@ -78,6 +78,10 @@ const struct hf_rule conv_drafter_config[] = {
 };
 
 static const struct conv_relative relatives[] = {
+    {"lilicorr", "LiLiCorr"}, /* with a DFlash2's convolutions */
+    {"dspine", "DSpine"},
+    {"injection.", "DSpine"},
+    {"transfer_codes", "DSpine"},
     {"attention_conv.", "DFlash2"},
     {"mlp_conv.", "DFlash2"},
     {"candidate_selector.", "DFlash2"},
@@ -92,9 +96,10 @@ static const struct conv_relative relatives[] = {
     {"gru_hidden_dim", "Domino"},
     {"d2t", "reduced-vocabulary"},
     {"draft_vocab_size", "reduced-vocabulary"},
+    {"lilicorr", "LiLiCorr"},
     {NULL, NULL},
 };
-enum { OWN_OF_DFLASH2 = 5 };
+enum { OWN_OF_DFLASH2 = 9 };
 
 static const char *const taps_paths[] = {"dflash_config.target_layer_ids",
                                          "dflash_config.aux_hidden_state_layer_ids", "target_layer_ids",
@@ -167,9 +172,12 @@ static int get_taps(struct conv *c, struct err *e)
                        "%s: %s is empty (expected the zero-based target layers whose output is tapped)",
                        c->label, where);
     for (int i = 0; i < n; i++)
-        if (d->taps[i] < 0)
-            return err_set(e, ERR_FORMAT, "%s: %s[%d] is out of range (expected a zero-based layer, got %d)",
-                           c->label, where, i, d->taps[i]);
+        if (d->taps[i] < -1)
+            return err_set(
+                e, ERR_FORMAT,
+                "%s: %s[%d] is out of range (expected a zero-based layer, or -1, the embeddings, got "
+                "%d)",
+                c->label, where, i, d->taps[i]);
     d->n_taps = n;
     list_text(d->taps, n, a, sizeof a);
     if (desc_tap_twice(d->taps, n, 0) >= 0)
@@ -395,7 +403,9 @@ static int put_scales(struct conv *c, struct err *e)
                        hf_config_name(c->cfg), v);
     c->d.has_scale = r == 0;
     if (r == 0 && conv_put_f32(c, "embedding_scale", v, e)) return -1;
-    if (r == 1) conv_say(c, CONVERT_DETAIL, "embedding scale: the target's own (no input_embedding_scale)");
+    if (r == 1)
+        conv_say(c, CONVERT_DETAIL, "embedding scale: %s (no input_embedding_scale)",
+                 c->d.gemma4 ? "the root of the width, rounded to bf16" : "the target's own");
     r = c->cfg ? hf_find_f64(c->cfg, softcap_paths, &v, NULL, e) : 1;
     if (r < 0) return -1;
     if (r == 0 && !(v > 0 && v < 1e6))
@@ -404,7 +414,9 @@ static int put_scales(struct conv *c, struct err *e)
                        hf_config_name(c->cfg), v);
     c->d.has_softcap = r == 0;
     if (r == 0 && conv_put_f32(c, "final_logit_softcapping", v, e)) return -1;
-    if (r == 1) conv_say(c, CONVERT_DETAIL, "softcap: the target's own (no final_logit_softcapping)");
+    if (r == 1)
+        conv_say(c, CONVERT_DETAIL, "softcap: %s (no final_logit_softcapping)",
+                 c->d.gemma4 ? "none" : "the target's own");
     return put_multiplier(c, e);
 }
 

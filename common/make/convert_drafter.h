@@ -12,6 +12,25 @@
         "hidden_norm.weight", "enc.output_norm.weight", {DIM_EMBD}, 0                                        \
     }
 #define STACK_LAYERS CONV_ATTENTION_RULES, CONV_FFN_RULES
+/* What a DSpark has beside its stack. */
+#define DSPARK_HEADS                                                                                         \
+    {"markov_head.markov_w1.weight", "markov_w1.weight", {DIM_VOCAB, DIM_RANK}, CONV_OPTIONAL},              \
+        {"markov_head.markov_w2.weight", "markov_w2.weight", {DIM_VOCAB_DRAFT, DIM_RANK}, CONV_OPTIONAL},    \
+        {"markov_head.gate_proj.weight", "markov_gate.weight", {DIM_RANK, DIM_GATE_IN}, CONV_OPTIONAL},      \
+        {"markov_head.gate_proj.bias", "markov_gate.bias", {DIM_RANK}, CONV_OPTIONAL | CONV_AROUND_0},       \
+        {"markov_head.joint_proj.weight", "markov_joint.weight", {DIM_RANK3, DIM_JOINT_IN}, CONV_OPTIONAL},  \
+        {"markov_head.joint_proj.bias", "markov_joint.bias", {DIM_RANK3}, CONV_OPTIONAL | CONV_AROUND_0},    \
+        {"confidence_head.proj.weight", "conf_proj.weight", {DIM_ONE, DIM_CONF_IN}, CONV_OPTIONAL},          \
+        {"confidence_head.proj.bias", "conf_proj.bias", {DIM_ONE}, CONV_OPTIONAL | CONV_AROUND_0},           \
+        CONV_OWN_ENDS,                                                                                       \
+    {                                                                                                        \
+        "d2t", "d2t", {DIM_VOCAB_DRAFT}, CONV_OPTIONAL | CONV_STORED | CONV_IDS                              \
+    }
+/* Its lists and hooks (convert_dspark.c), of any blocks. */
+extern const struct conv_relative conv_dspark_relatives[], conv_dspark_skip[];
+int conv_dspark_parts(struct conv *c, struct err *e);
+int conv_dspark_sizes(struct conv *c, struct err *e);
+int conv_dspark_keys(struct conv *c, struct err *e);
 
 /* What a config may hold beside what is asked for. */
 extern const struct hf_rule conv_drafter_config[];

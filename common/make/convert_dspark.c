@@ -12,20 +12,11 @@ static const struct conv_rule rules[] = {
     STACK_BEGINS,
     STACK_LAYERS,
     {"norm.weight", "output_norm.weight", {DIM_EMBD}, 0},
-    {"markov_head.markov_w1.weight", "markov_w1.weight", {DIM_VOCAB, DIM_RANK}, CONV_OPTIONAL},
-    {"markov_head.markov_w2.weight", "markov_w2.weight", {DIM_VOCAB_DRAFT, DIM_RANK}, CONV_OPTIONAL},
-    {"markov_head.gate_proj.weight", "markov_gate.weight", {DIM_RANK, DIM_GATE_IN}, CONV_OPTIONAL},
-    {"markov_head.gate_proj.bias", "markov_gate.bias", {DIM_RANK}, CONV_OPTIONAL | CONV_AROUND_0},
-    {"markov_head.joint_proj.weight", "markov_joint.weight", {DIM_RANK3, DIM_JOINT_IN}, CONV_OPTIONAL},
-    {"markov_head.joint_proj.bias", "markov_joint.bias", {DIM_RANK3}, CONV_OPTIONAL | CONV_AROUND_0},
-    {"confidence_head.proj.weight", "conf_proj.weight", {DIM_ONE, DIM_CONF_IN}, CONV_OPTIONAL},
-    {"confidence_head.proj.bias", "conf_proj.bias", {DIM_ONE}, CONV_OPTIONAL | CONV_AROUND_0},
-    CONV_OWN_ENDS,
-    {"d2t", "d2t", {DIM_VOCAB_DRAFT}, CONV_OPTIONAL | CONV_STORED | CONV_IDS},
+    DSPARK_HEADS,
     {NULL, NULL, {DIM_NONE}, 0},
 };
 
-static const struct conv_relative relatives[] = {
+const struct conv_relative conv_dspark_relatives[] = {
     {"attention_conv.", "DFlash2"},
     {"mlp_conv.", "DFlash2"},
     {"candidate_selector.", "DFlash2"},
@@ -36,7 +27,7 @@ static const struct conv_relative relatives[] = {
 };
 
 /* The same as d2t, a bit for every token. */
-static const struct conv_relative skip[] = {{"t2d", "reduced vocabulary's other table"}, {NULL, NULL}};
+const struct conv_relative conv_dspark_skip[] = {{"t2d", "reduced vocabulary's other table"}, {NULL, NULL}};
 
 #define PLACES(key)                                                                                          \
     (const char *const[])                                                                                    \
@@ -79,7 +70,8 @@ static int check_names(struct conv *c, struct err *e)
         const char *path, *ok[3];
     } names[] = {{"dflash_config.projector_type", {"dspark", NULL, NULL}},
                  {"model_type", {"qwen3", "dspark", "dflash"}}};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    const size_t n = c->fam->head_key ? 1 : 2; /* a family of other blocks has its own model_type */
+    for (size_t i = 0; i < n; i++) {
         const char *v = NULL;
         const int rc = hf_get_str(c->cfg, names[i].path, &v, e);
         bool good = rc == 1;
@@ -92,7 +84,7 @@ static int check_names(struct conv *c, struct err *e)
     return 0;
 }
 
-static int parts(struct conv *c, struct err *e)
+int conv_dspark_parts(struct conv *c, struct err *e)
 {
     const char *where = NULL;
     if (!c->cfg)
@@ -113,7 +105,7 @@ static int parts(struct conv *c, struct err *e)
 }
 
 /* Random weights: what config.json must say then. */
-static int sizes(struct conv *c, struct err *e)
+int conv_dspark_sizes(struct conv *c, struct err *e)
 {
     int64_t rank = -1, draft = 0, vocab;
     if (conv_need_i64(c, "vocab_size", &vocab, e) ||
@@ -236,7 +228,7 @@ static int check_vocab(struct conv *c, struct err *e)
     return 0;
 }
 
-static int keys(struct conv *c, struct err *e)
+int conv_dspark_keys(struct conv *c, struct err *e)
 {
     if (check_vocab(c, e) || conv_drafter_keys(c, e) || conv_no_multiplier(c, e) ||
         conv_put_bool(c, "sample_from_anchor", c->d.from_anchor, e))
@@ -246,9 +238,9 @@ static int keys(struct conv *c, struct err *e)
 
 #define FAMILY(name)                                                                                         \
     .hf = name, .arch = "dflash", .drafter = true, .projector = "dspark", .rules = rules,                    \
-    .config = conv_drafter_config, .relatives = relatives, .skip = skip,                                     \
-    .signature = "markov_head.markov_w1.weight", .parts = parts, .sizes = sizes, .keys = keys,               \
-    .finish = conv_drafter_finish
+    .config = conv_drafter_config, .relatives = conv_dspark_relatives, .skip = conv_dspark_skip,             \
+    .signature = "markov_head.markov_w1.weight", .parts = conv_dspark_parts, .sizes = conv_dspark_sizes,     \
+    .keys = conv_dspark_keys, .finish = conv_drafter_finish
 
 const struct conv_family conv_dspark = {FAMILY("Qwen3DSparkModel")};
 const struct conv_family conv_dspark_forge = {FAMILY("DSparkDraftModel")};

@@ -55,6 +55,7 @@ enum conv_dim {
     DIM_TARGET,      /* assistants: width of the target, and twice that */
     DIM_TARGET2,
     DIM_CLUSTERS, /* assistants: clusters of the vocabulary */
+    DIM_HEADS,    /* n_head, where a tensor has one number a head */
     DIM_EMBD2,    /* MTP: 2 * width of the residual stream */
     DIM_COUNT,
 };
@@ -178,6 +179,8 @@ struct conv_family {
     const char *signature; /* drafters: a tensor that only this family has, for files without config.json */
     const char *act_key,
         *act; /* the key of the activation and its value, for messages; NULL: hidden_act, silu */
+    /* config.json's keys of the head size and of the key heads; NULL: head_dim, num_key_value_heads */
+    const char *head_key, *kv_key;
     /* Hooks; each may be NULL but keys. */
     int (*parts)(struct conv *c, struct err *e); /* before the shapes: read what they cannot say */
     int (*kinds)(struct conv *c, struct err *e); /* fill kind[0 .. n_layer) */
@@ -219,7 +222,8 @@ struct conv_drafter {
     bool sliding[DESC_MAX_LAYERS], causal[DESC_MAX_LAYERS], any_sliding;
     int64_t conv_kernel, conv_group, selector_k; /* DFlash2 */
     bool has_scale, has_softcap, has_multiplier;
-    bool tokenizer;            /* in the file */
+    bool gemma4;    /* its blocks, and then the class's own scale and no cap where config.json is silent */
+    bool tokenizer; /* in the file */
     const char *kind, *pieces; /* of a relative, for messages; NULL: a DFlash drafter */
     bool own_embed, own_head, own_tied;
     /* DSpark: what config.json says; -1: nothing */
@@ -309,7 +313,8 @@ int conv_put_experts(struct conv *c, const char *used_key, struct err *e);
 int conv_put_norm_crc(struct conv *c, struct err *e);
 
 extern const struct conv_family conv_qwen3, conv_qwen3moe, conv_qwen35, conv_qwen35moe, conv_llama,
-    conv_gemma4, conv_assistant, conv_dflash, conv_dflash2, conv_dspark, conv_dspark_forge, conv_domino;
+    conv_gemma4, conv_assistant, conv_dflash, conv_dflash2, conv_dspark, conv_dspark_forge,
+    conv_dspark_gemma4, conv_domino;
 extern const struct conv_family *const conv_families[]; /* ends with NULL */
 
 /* Where a drafter's config has its parts (hf_find_*). */

@@ -55,19 +55,28 @@ static bool uses(const struct conv *c, enum conv_dim d)
     return false;
 }
 
+static const char *head_key(const struct conv *c)
+{
+    return c->fam->head_key ? c->fam->head_key : "head_dim";
+}
+static const char *kv_key(const struct conv *c)
+{
+    return c->fam->kv_key ? c->fam->kv_key : "num_key_value_heads";
+}
+
 int conv_sizes_from_config(struct conv *c, struct err *e)
 {
     int64_t embd, ff = 0, head, heads, kv, layers, vocab = 0;
     if (conv_need_i64(c, "hidden_size", &embd, e) ||
         (uses(c, DIM_FF) && conv_need_i64(c, "intermediate_size", &ff, e)) ||
-        conv_need_i64(c, "num_attention_heads", &heads, e) ||
-        conv_need_i64(c, "num_key_value_heads", &kv, e) || conv_need_i64(c, "num_hidden_layers", &layers, e))
+        conv_need_i64(c, "num_attention_heads", &heads, e) || conv_need_i64(c, kv_key(c), &kv, e) ||
+        conv_need_i64(c, "num_hidden_layers", &layers, e))
         return -1;
     if (!uses(c, DIM_HEAD) && !hf_has(c->cfg, "head_dim") && embd % heads == 0) {
         head = embd / heads; /* what a family without head norms means by leaving it out */
         conv_say(c, CONVERT_DETAIL, "head size: %lld (no head_dim: hidden_size / num_attention_heads)",
                  (long long)head);
-    } else if (conv_need_i64(c, "head_dim", &head, e)) {
+    } else if (conv_need_i64(c, head_key(c), &head, e)) {
         return -1;
     }
     if (!c->fam->drafter && conv_need_i64(c, "vocab_size", &vocab, e)) return -1;
@@ -493,17 +502,25 @@ static void list_skipped(const struct conv *c, const uint8_t *used)
     }
 }
 
-static int check_unused(struct conv *c, const uint8_t *used, struct err *e)
+/* The order of relatives counts, not that of tensors: some have the pieces of others. */
+static int check_relatives(struct conv *c, const uint8_t *used, struct err *e)
 {
-    for (uint64_t i = 0; i < c->st->n_tensors; i++) {
-        const char *name = c->st->tensor[i].name;
-        if (used[i] || skipped(c, name)) continue;
-        for (const struct conv_relative *r = c->fam->relatives; r && r->part; r++)
-            if (strstr(name, r->part))
+    for (const struct conv_relative *r = c->fam->relatives; r && r->part; r++)
+        for (uint64_t i = 0; i < c->st->n_tensors; i++)
+            if (!used[i] && !skipped(c, c->st->tensor[i].name) && strstr(c->st->tensor[i].name, r->part))
                 return err_set(
                     e, ERR_FORMAT,
                     "%s: tensor %s shows a %s drafter, which is not supported (expected a plain %s)",
-                    c->label, name, r->name, c->fam->hf);
+                    c->label, c->st->tensor[i].name, r->name, c->fam->hf);
+    return 0;
+}
+
+static int check_unused(struct conv *c, const uint8_t *used, struct err *e)
+{
+    if (check_relatives(c, used, e)) return -1;
+    for (uint64_t i = 0; i < c->st->n_tensors; i++) {
+        const char *name = c->st->tensor[i].name;
+        if (used[i] || skipped(c, name)) continue;
         if (c->fam->drafter && (strstr(name, "embed_tokens") || strstr(name, "lm_head"))) {
             err_set(e, ERR_FORMAT,
                     "%s: tensor %s: an embedding or head of the drafter's own is not supported", c->label,
@@ -598,12 +615,12 @@ static int check_sizes(struct conv *c, struct err *e)
                        c->label, c->n_head, c->n_head_kv, c->o->n_head, c->o->n_head_kv);
     if (conv_witness(c, "hidden_size", c->dim[DIM_EMBD], c->dim_from[DIM_EMBD], e) ||
         (c->dim[DIM_FF] && conv_witness(c, "intermediate_size", c->dim[DIM_FF], c->dim_from[DIM_FF], e)) ||
-        conv_witness(c, "head_dim", c->head_dim, c->dim_from[DIM_HEAD], e))
+        conv_witness(c, head_key(c), c->head_dim, c->dim_from[DIM_HEAD], e))
         return -1;
     snprintf(from, sizeof from, "%s / %s", c->dim_from[DIM_Q], c->dim_from[DIM_HEAD]);
     if (conv_witness(c, "num_attention_heads", c->n_head, from, e)) return -1;
     snprintf(from, sizeof from, "%s / %s", c->dim_from[DIM_KV], c->dim_from[DIM_HEAD]);
-    if (conv_witness(c, "num_key_value_heads", c->n_head_kv, from, e) ||
+    if (conv_witness(c, kv_key(c), c->n_head_kv, from, e) ||
         conv_witness(c, "num_hidden_layers", c->n_layer, "the highest layer number", e))
         return -1;
     if (!c->fam->drafter) {

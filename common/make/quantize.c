@@ -289,8 +289,9 @@ static uint32_t mix_iq3_rest(const struct mix *x, const char *name, int64_t i)
 }
 
 /* A head's type, which a tied embedding has too. */
-static uint32_t mix_head(enum quant_recipe r)
+static uint32_t mix_head(enum quant_recipe r, int64_t n_in)
 {
+    if (n_in % kn_type_info(recipes[r].type)->block) return KN_Q8_0;
     return r == QUANT_MXFP4_MOE ? KN_Q8_0 : is_iq2(r) || r == QUANT_IQ3_XXS ? KN_Q5_K : KN_Q6_K;
 }
 static uint32_t mix_embedding(enum quant_recipe r)
@@ -305,7 +306,7 @@ static uint32_t mix_type(const struct mix *x, const struct quant_tensor *t, int6
     const char *name = t[i].name;
     const bool eight = x->m->n_expert == 8;
     const bool embedding = !strcmp(name, "token_embd.weight") || !strcmp(name, "per_layer_token_embd.weight");
-    if (!strcmp(name, "output.weight") || (embedding && x->tied)) return mix_head(x->r);
+    if (!strcmp(name, "output.weight") || (embedding && x->tied)) return mix_head(x->r, t[i].ne[0]);
     if (x->r == QUANT_MXFP4_MOE) return t[i].n_dims > 2 && t[i].ne[2] > 1 ? KN_MXFP4 : KN_Q8_0;
     if (embedding) return mix_embedding(x->r);
     if (is_iq2(x->r)) return mix_iq2(x, name, i);

@@ -82,8 +82,24 @@ int dflash_context(const struct model *m, const struct pass *p, struct err *e)
     return rc ? model_failed(m, "drafter context", rc, e) : 0;
 }
 
+/* w->y times the scale of what attention leaves, into or onto out: a convolution of one tap. */
+static int times_scale(const struct model *m, const struct pass *p, float *out, bool add)
+{
+    const struct kn_conv c = {.x = p->w->y,
+                              .base = m->value_scale,
+                              .dynamic = p->w->dynamic,
+                              .stride = 1,
+                              .out = out,
+                              .add = add,
+                              .n = p->n,
+                              .width = m->d->n_embd,
+                              .group = m->d->n_embd,
+                              .taps = 1};
+    return kn_op(m->be)->conv(m->be, &c);
+}
+
 /* Layer i of a drafter whose blocks are not Qwen3's: values made of keys, norms behind the branches, scores
- * and activation as Gemma's (gemma4.c), each where the file has it. */
+ * and activation as Gemma's (gemma4.c), a scale of what Wo leaves, each where the file has it. */
 static int other_attention(const struct model *m, const struct pass *p, int32_t i)
 {
     const struct kn_ops *op = kn_op(m->be);
@@ -98,9 +114,14 @@ static int other_attention(const struct model *m, const struct pass *p, int32_t 
     if (d->attention_scale > 0) h.attention.scale = d->attention_scale;
     int rc = op->norm_linear(m->be, qkv, wqkv, shared ? 2 : 3, w->x, y->attn_norm, d->rms_eps, p->n);
     if (rc == 0) rc = pass_attend(m, &h);
-    if (rc || !y->post_attn_norm) return rc ? rc : op->linear(m->be, w->x, &y->wo, w->attn, p->n, true);
+    if (rc || (!y->post_attn_norm && !m->value_scale))
+        return rc ? rc : op->linear(m->be, w->x, &y->wo, w->attn, p->n, true);
     rc = op->linear(m->be, w->y, &y->wo, w->attn, p->n, false);
-    return rc ? rc : op->norm_add(m->be, w->x, w->x, w->y, y->post_attn_norm, p->n, d->n_embd, d->rms_eps, 1);
+    if (rc == 0 && m->value_scale)
+        rc = times_scale(m, p, y->post_attn_norm ? w->y2 : w->x, !y->post_attn_norm);
+    if (rc || !y->post_attn_norm) return rc;
+    return op->norm_add(m->be, w->x, w->x, m->value_scale ? w->y2 : w->y, y->post_attn_norm, p->n, d->n_embd,
+                        d->rms_eps, 1);
 }
 
 static int other_block(const struct model *m, const struct pass *p, int32_t i)

@@ -60,7 +60,14 @@ static int propose(const struct model *m, const struct draft *t, struct err *e)
         if (rc == 0 && j >= d->pure_prefix) rc = correct(m, t, j, row);
         if (rc == 0) rc = draft_pick_one(m, t, j);
     }
+    if (rc == 0) rc = draft_candidates(m, t, NULL, &m->heads.up);
     return rc ? model_failed(m, "Domino head", rc, e) : 0;
 }
 
-const struct draft_kind draft_domino = {.name = "Domino", .propose = propose};
+static int32_t edges_of(const struct desc *d)
+{
+    return d->n_correct <= KN_EDGE_RANK ? KN_TOP : 0;
+}
+
+const struct draft_kind draft_domino = {
+    .name = "Domino", .propose = propose, .edges = edges_of, .edges_behind = true};

@@ -46,3 +46,27 @@ int draft_pick_one(const struct model *m, const struct draft *t, int32_t i)
     p.n = 1;
     return kn_op(m->be)->pick(m->be, &p);
 }
+
+int draft_candidates(const struct model *m, const struct draft *t, const struct kn_weight *before,
+                     const struct kn_weight *after)
+{
+    const struct kn_ops *op = kn_op(m->be);
+    const struct kn_top top = {t->pick.logits, t->pick.n,    t->pick.n_vocab,
+                               t->edges.k,     t->edges.ids, t->edges.values};
+    const struct kn_edges edges = {.ids = t->edges.ids,
+                                   .values = t->edges.values,
+                                   .anchor = t->pass.ids,
+                                   .before = before,
+                                   .after = after,
+                                   .scale = 1,
+                                   .n = t->pick.n,
+                                   .k = t->edges.k,
+                                   .scores = t->edges.scores,
+                                   .left = draft_left_rows(t->edges.left),
+                                   .row_of = t->pass.w->from,
+                                   .n_ids = t->pick.n_vocab};
+    if (!t->edges.k) return 0;
+    int rc = op->top(m->be, &top);
+    if (rc == 0) rc = draft_left(m, t);
+    return rc ? rc : op->edges(m->be, &edges);
+}

@@ -18,10 +18,12 @@
 
 /* What a tree of proposals is made of: of every place the k best candidates, and how well each follows each
  * of the place before (op->top, op->edges). */
+struct draft_left;
 struct draft_edges {
     int32_t k; /* 0: not wanted */
     int32_t *ids;
     float *values, *scores;
+    struct draft_left *left; /* of kinds that read what stands before through a unit, else NULL */
 };
 
 /* One block, and where its proposals go. Row first + i of the block proposes the token at the anchor's
@@ -61,6 +63,19 @@ int draft_logits(const struct model *m, const struct draft *t, struct err *e);
 int draft_embed(const struct model *m, const struct model *target, float *out, const int32_t *ids, int32_t n);
 /* A chain: proposal i is picked from its row of logits, for what stands there. Returns as above. */
 int draft_pick_one(const struct model *m, const struct draft *t, int32_t i);
+/* draft_left.c: room for what the heads of n proposals of k candidates make of what may stand before each, or
+ * NULL where they make nothing; *bytes is added to. On failure (ERR_IO, ERR_DEVICE) what was taken is given
+ * back by draft_left_free. draft_left makes it, behind a block's proposals and candidates, and returns what
+ * the operation returned; draft_left_rows is kn_edges.left. */
+int draft_left_new(struct draft_left **l, const struct model *m, int32_t n, int32_t k, uint64_t *bytes,
+                   struct err *e);
+void draft_left_free(struct draft_left *l, const struct model *m);
+int draft_left(const struct model *m, const struct draft *t);
+const float *draft_left_rows(const struct draft_left *l);
+/* Candidates behind the proposals, and how well each follows each of the place before (edges.k 0: neither):
+ * of heads that add after [n_vocab or row_of's, rank] times a vector. */
+int draft_candidates(const struct model *m, const struct draft *t, const struct kn_weight *before,
+                     const struct kn_weight *after);
 /* The token before proposal i: the anchor, or proposal i - 1. */
 static inline const int32_t *draft_before(const struct draft *t, int32_t i)
 {

@@ -105,38 +105,13 @@ static int confidences(const struct model *m, const struct draft *t, const struc
     return rc ? rc : op->cell(m->be, &cell);
 }
 
-/* For a tree: candidates by the logits behind the proposals, and what W2 W1[t] adds for each token that may
- * stand before in place of one. (Candidates by the head's own logits lost: of the trained pair's trees of 31
- * they gave 5.54 tokens a cycle, these 5.80, and no edges 5.62.) */
-static int candidates(const struct model *m, const struct draft *t)
-{
-    const struct kn_top top = {t->pick.logits, t->pick.n,    t->pick.n_vocab,
-                               t->edges.k,     t->edges.ids, t->edges.values};
-    return t->edges.k ? kn_op(m->be)->top(m->be, &top) : 0;
-}
-
-static int edges(const struct model *m, const struct draft *t)
-{
-    const struct kn_edges a = {.ids = t->edges.ids,
-                               .values = t->edges.values,
-                               .anchor = t->pass.ids,
-                               .before = &m->heads.w1,
-                               .after = &m->heads.w2,
-                               .scale = 1,
-                               .n = t->pick.n,
-                               .k = t->edges.k,
-                               .scores = t->edges.scores,
-                               .row_of = t->pass.w->from,
-                               .n_ids = t->pick.n_vocab};
-    return t->edges.k ? kn_op(m->be)->edges(m->be, &a) : 0;
-}
-
+/* For a tree: candidates by the logits behind the proposals, and what W2 adds for each token that may stand
+ * before in place of one. (Candidates by the head's own logits lost: of the trained pair's trees of 31 they
+ * gave 5.54 tokens a cycle, these 5.80, and no edges 5.62.) */
 static int32_t edges_of(const struct desc *d)
 {
     const int32_t n = d->n_vocab_draft ? d->n_vocab_draft : KN_TOP;
-    return d->markov_rank && d->markov == MARKOV_VANILLA && d->markov_rank <= KN_EDGE_RANK
-               ? n < KN_TOP ? n : KN_TOP
-               : 0;
+    return d->markov_rank && d->markov_rank <= KN_EDGE_RANK ? n < KN_TOP ? n : KN_TOP : 0;
 }
 
 static int propose(const struct model *m, const struct draft *t, struct err *e)
@@ -150,8 +125,7 @@ static int propose(const struct model *m, const struct draft *t, struct err *e)
     if (rc == 0 && !d->markov_rank) rc = kn_op(m->be)->pick(m->be, &chain.pick);
     for (int32_t i = 0; i < t->pick.n && d->markov_rank && rc == 0; i++) rc = slot(m, &chain, &r, i);
     if (rc == 0 && d->confidence) rc = confidences(m, t, &r);
-    if (rc == 0) rc = candidates(m, t);
-    if (rc == 0) rc = edges(m, t);
+    if (rc == 0) rc = draft_candidates(m, t, &m->heads.w1, &m->heads.w2);
     return rc ? model_failed(m, "DSpark head", rc, e) : 0;
 }
 

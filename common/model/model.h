@@ -22,6 +22,7 @@ struct model_layer {
     float *post_ffw_norm;        /* [n_embd] */
     float *post_ffw_norm_1, *post_ffw_norm_2, *pre_ffw_norm_2; /* [n_embd] */
     float *q_norm, *k_norm;                                    /* [head_dim] */
+    float *sinks;                                              /* [n_head] attn_sinks */
     struct kn_weight wq, wk, wv;           /* [n_head*head_dim, n_embd], [n_head_kv*head_dim, n_embd] x2 */
     struct kn_weight wg;                   /* [n_head*head_dim, n_embd] the gates held in attn_q */
     struct kn_weight wo;                   /* [n_embd, n_head*head_dim] */
@@ -59,6 +60,8 @@ struct model {
                                      n_features]; MTP: eh_proj [n_embd, 2 n_embd] */
     float *hidden_norm;           /* drafters: [n_embd]; MTP: hnorm */
     float *embed_norm;            /* MTP: enorm [n_embd] */
+    float *value_scale;           /* drafters: [n_embd] of desc.value_scale; NULL: none */
+    float *scaled_rows;           /* host: rows of markov_w2 times its scale, which the weight may point at */
     struct {
         struct kn_weight hidden, before, after; /* [rank, n_embd], [n_vocab, rank] x2 (rows) */
     } selector;                                 /* DFlash2 */

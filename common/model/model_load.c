@@ -41,6 +41,7 @@ static const struct field fields[] = {
     {"pre_ffw_norm_2.weight", AT(pre_ffw_norm_2), VECTOR},
     {"attn_q_norm.weight", AT(q_norm), VECTOR},
     {"attn_k_norm.weight", AT(k_norm), VECTOR},
+    {"attn_sinks.weight", AT(sinks), VECTOR},
     {"attn_q.weight", AT(wq), LINEAR}, /* with the gates: load_gated_query */
     {"attn_k.weight", AT(wk), LINEAR},
     {"attn_v.weight", AT(wv), LINEAR},
@@ -128,11 +129,18 @@ static void remember(struct loader *l, const struct kn_weight *w, const struct g
     l->m->matrix[l->m->n_matrix++] = (struct model_matrix){w, t->name};
 }
 
+static int load_times(struct loader *l, struct kn_weight *w, unsigned use, const struct gguf_tensor *t,
+                      const char *scale);
+
 static int load_weight(struct loader *l, struct kn_weight *w, unsigned use, const char *name)
 {
     const struct gguf_tensor *t = tensor(l, name);
+    char scale[80];
     if (!t) return -1;
     if (use & KN_USE_LINEAR) remember(l, w, t);
+    snprintf(scale, sizeof scale, "%.*s.scale", (int)(strlen(name) - strlen(".weight")), name);
+    if (l->m->d->arch == DESC_DFLASH && gguf_tensor(l->m->file, scale))
+        return load_times(l, w, use, t, scale);
     return loaded(l, t, l->op->weight_load(l->m->be, w, t->type, t->ne[0], t->ne[1], t->data, use));
 }
 
@@ -241,6 +249,58 @@ out:
 static int load_vector(struct loader *l, float **v, const char *name)
 {
     return load_scaled(l, v, name, 1);
+}
+
+/* A matrix with a scale beside it: its values times that, as float32, since the blocks of most types have no
+ * place for another factor. */
+static int load_times(struct loader *l, struct kn_weight *w, unsigned use, const struct gguf_tensor *t,
+                      const char *scale)
+{
+    const size_t row = kn_row_bytes(t->type, t->ne[0]), width = (size_t)t->ne[0];
+    const int64_t n_rows = l->op->counts ? 0 : t->ne[1];
+    int64_t one = 0;
+    float *times = values(l, scale, &one), *all = NULL;
+    int rc = -1;
+    if (!times) return -1;
+    if (!isfinite(times[0]) || times[0] == 0) {
+        err_set(l->e, ERR_FORMAT, "tensor '%s': is no scale (expected a finite number other than 0, got %g)",
+                scale, (double)times[0]);
+        goto out;
+    }
+    if (!kn_type_info(t->type)->can_decode) {
+        err_set(l->e, ERR_FORMAT, "tensor '%s': type %s is not supported with a scale", t->name,
+                kn_type_info(t->type)->name);
+        goto out;
+    }
+    all = mem_alloc((size_t)n_rows * width * sizeof *all + 1);
+    if (!all) {
+        err_set(l->e, ERR_IO, "out of memory (tensor %s, with its scale)", t->name);
+        goto out;
+    }
+    for (int64_t i = 0; i < n_rows; i++) {
+        float *x = all + (size_t)i * width;
+        kn_decode_row(t->type, t->data + (size_t)i * row, x, t->ne[0]);
+        for (size_t c = 0; c < width; c++) x[c] *= times[0];
+    }
+    rc = loaded(l, t, l->op->weight_load(l->m->be, w, KN_F32, t->ne[0], t->ne[1], all, use));
+    if (use & KN_USE_ROWS && rc == 0) l->m->scaled_rows = all, all = NULL; /* the weight may point at them */
+out:
+    mem_free(times);
+    mem_free(all);
+    return rc;
+}
+
+/* A vector of n times the same number, for an operation that wants one. */
+static int load_filled(struct loader *l, float **v, int64_t n, float with)
+{
+    float *host = mem_alloc((size_t)n * sizeof *host);
+    if (!host) return err_set(l->e, ERR_IO, "out of memory (a scale)");
+    for (int64_t i = 0; i < n; i++) host[i] = with;
+    *v = l->op->alloc(l->m->be, (size_t)n * sizeof *host);
+    const int rc = *v ? l->op->upload(l->m->be, *v, host, (size_t)n * sizeof *host) : 0;
+    mem_free(host);
+    if (!*v) return model_no_memory(l->m->be, l->e, "a scale");
+    return rc ? model_failed(l->m, "upload", rc, l->e) : 0;
 }
 
 /* ---- parts ---- */
@@ -439,7 +499,7 @@ static const struct head_field {
     {"markov_joint.weight", HEAD(mix), HEAD_EACH}, {"markov_joint.bias", HEAD(mix_bias), HEAD_VECTOR},
     {"conf_proj.weight", HEAD(conf), HEAD_ONCE},   {"conf_proj.bias", HEAD(conf_bias), HEAD_VECTOR},
     {"domino_ih.weight", HEAD(ih), HEAD_EACH},     {"domino_hh.weight", HEAD(hh), HEAD_EACH},
-    {"domino_down.weight", HEAD(down), HEAD_EACH}, {"domino_up.weight", HEAD(up), HEAD_EACH},
+    {"domino_down.weight", HEAD(down), HEAD_EACH}, {"domino_up.weight", HEAD(up), HEAD_BOTH},
 };
 enum { N_HEAD_FIELDS = sizeof head_fields / sizeof head_fields[0] };
 
@@ -493,6 +553,8 @@ static int load_all(struct loader *l)
     if (m->d->arch == DESC_DFLASH) {
         if (load_weight(l, &m->fc, KN_USE_LINEAR, m->d->fc_name)) return -1;
         if (load_vector(l, &m->hidden_norm, m->d->hidden_norm_name)) return -1;
+        if (m->d->value_scale > 0 && load_filled(l, &m->value_scale, m->d->n_embd, m->d->value_scale))
+            return -1;
         m->bytes_step += gguf_tensor(m->file, m->d->fc_name)->bytes;
         if (load_heads(l)) return -1;
     }
@@ -603,6 +665,8 @@ static int check_backend(struct loader *l)
     if (!desc_drafts(d) && !l->m->family)
         return err_set(l->e, ERR_FORMAT, "architecture %s: its forward pass is not implemented",
                        d->arch_name);
+    if (d->sinks && !op->sinks) return unsupported(l, "the attention sinks", "attention with sinks");
+    if (d->value_scale > 0 && !op->conv) return unsupported(l, "the scale of attention", "conv");
     if ((d->conv_kernel && check_dflash2(l)) || check_heads(l)) return -1;
     l->m->kind = draft_kind_of(d);
     if (d->arch == DESC_DFLASH && !l->m->kind)
@@ -717,6 +781,8 @@ void model_free(struct model *m)
     op->free(m->be, m->output_norm);
     op->free(m->be, m->hidden_norm);
     op->free(m->be, m->embed_norm);
+    op->free(m->be, m->value_scale);
+    mem_free(m->scaled_rows);
     for (int i = 0; i < DESC_MAX_ROPES; i++) op->free(m->be, m->rope_freq[i]);
     mem_free(m->layer);
     mem_free(m->host);

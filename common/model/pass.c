@@ -117,6 +117,7 @@ struct pass_heads pass_heads(const struct model *m, const struct pass *p, int32_
                       .tree = p->tree,
                       .tail = p->tree ? &p->tail[i] : NULL,
                       .sparse = p->sparse && p->sparse[i].mean.k ? &p->sparse[i] : NULL,
+                      .sinks = y->sinks,
                       .then = &y->wo},
         .seen = p->seen && p->seen->wanted[i] && p->first_pos + p->n > p->seen->from ? p->seen : NULL,
         .first_pos = p->first_pos,
@@ -242,6 +243,7 @@ int model_pass(const struct model *m, const struct pass *p, struct err *e)
     int rc = op->embed(m->be, p->w->x, &m->embed, p->ids, p->n, d->embedding_scale);
     for (int32_t i = 0; i < d->n_rope && rc == 0; i++)
         rc = op->rope_table(m->be, p->w->rope[i], p->pos, p->origin, p->n, m->rope_freq[i], d->rope[i].n_rot);
+    if (rc == 0) rc = leave_taps(m, p, -1);
     if (rc) return model_failed(m, "embedding", rc, e);
     if ((p->check && check_block(m, p, -1, e)) || show(m, p, 0, e)) return -1;
     for (int32_t i = 0; i < d->n_layer; i++) {

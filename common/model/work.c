@@ -51,6 +51,7 @@ static void widen(struct widths *w, const struct desc *d)
     if (d->arch == DESC_DFLASH) w->context = dflash_context_width(d), w->fused = most(w->fused, d->n_embd);
     if (d->arch == DESC_QWEN35_MTP) w->fused = most(w->fused, 2 * (int64_t)d->n_embd);
     if (assists) w->fused = most(w->fused, 2 * (int64_t)d->n_embd_target);
+    if (d->value_scale > 0) w->dynamic = 1; /* zeros, which nobody writes */
     if (!d->conv_kernel) return;
     w->conv = d->n_embd;
     w->dynamic = 2 * (int64_t)d->conv_kernel * (d->n_embd / d->conv_group);

@@ -11,6 +11,7 @@
 #include "../model/model.h"
 
 #include <math.h>
+#include <omp.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -101,8 +102,9 @@ static int sum_columns(struct imatrix_watch *k, int32_t n, int64_t n_in, const c
         return fail(k, KN_EMEM, "out of memory", name);
     double *sum = k->sum;
     const float *x = k->x;
+    const int all = kn_backend_threads(k->be), threads = all ? all : omp_get_num_procs();
     io_team_begin();
-#pragma omp parallel for if (n * n_in > 1 << 16)
+#pragma omp parallel for num_threads(threads) if (n * n_in > 1 << 16)
     for (int64_t c = 0; c < n_in; c += PART) {
         const int64_t some = n_in - c < PART ? n_in - c : PART;
         memset(sum + c, 0, (size_t)some * sizeof *sum);

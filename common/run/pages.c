@@ -202,13 +202,21 @@ static void make_mean(struct session *s, int32_t l, int32_t page, float *row)
     }
 }
 
+/* Of the host's team: the backend's on the CPU; beside a device all processors. */
+static int team(const struct session *s)
+{
+    const int threads = kn_backend_threads(s->be);
+    return threads ? threads : omp_get_num_procs();
+}
+
 /* Of pages first to end - 1, which are in the host's memory. */
 static int make_means(struct session *s, int32_t first, int32_t end, struct err *e)
 {
     const struct pages *p = s->pool;
+    const int threads = team(s);
     bool lacks = false;
     io_team_begin();
-#pragma omp parallel for schedule(static) reduction(|| : lacks)
+#pragma omp parallel for schedule(static) num_threads(threads) reduction(|| : lacks)
     for (int32_t l = 0; l < p->n_layer; l++) {
         const struct kn_kv *kv = &s->kv[p->layer[l]];
         float *row = mem_alloc((size_t)kv->n_head_kv * (size_t)kv->head_dim * sizeof *row);
@@ -309,8 +317,9 @@ static int make_scores(struct session *s, int32_t id, struct err *e)
             for (int32_t i = 0; i < y->head_dim; i++) q[i] *= r;
         }
     }
+    const int threads = team(s);
     io_team_begin();
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(threads)
     for (int32_t page = 0; page < p->stored; page++) p->score[page] = page_score(s, page);
     io_team_end();
     p->stats.scored++;

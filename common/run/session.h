@@ -138,13 +138,14 @@ enum { SESSION_SOURCES = PLAN_SOURCES }; /* of an engine at most */
 
 /* What a stream has of a source. */
 struct session_source {
-    struct source *of;   /* the engine's */
-    int32_t block;       /* rows of its blocks */
-    int32_t n_top;       /* candidates a place, where there are trees; 0: it offers none */
-    int32_t first_layer; /* of its caches, in a list of all sources' layers */
-    void *context;       /* what it keeps of the stream */
-    int64_t width;       /* values of a row that a pass leaves for it; 0: none */
-    float *features;     /* device [engine.rows, width] the engine's: of the last pass */
+    struct source *of;       /* the engine's */
+    int32_t block;           /* rows of its blocks */
+    int32_t n_top;           /* candidates a place, where there are trees; 0: it offers none */
+    struct draft_left *left; /* where there are trees, and its edges want it (draft.h); NULL */
+    int32_t first_layer;     /* of its caches, in a list of all sources' layers */
+    void *context;           /* what it keeps of the stream */
+    int64_t width;           /* values of a row that a pass leaves for it; 0: none */
+    float *features;         /* device [engine.rows, width] the engine's: of the last pass */
     float *kept; /* device [SESSION_MAX_ROWS, width]: of rows whose context is not made yet, at their position
                     modulo the rows; NULL where it makes none, or of no features */
 };

@@ -58,6 +58,10 @@ int session_tree_new(struct session *s, struct err *e)
         const int32_t edges = s->by[i].of->edges;
         if (s->by[i].of->tree) s->by[i].n_top = edges && edges < s->n_top ? edges : s->n_top;
         scored |= edges > 0;
+        if (edges && s->by[i].n_top &&
+            draft_left_new(&s->by[i].left, s->by[i].of->model, s->by[i].block - 1, s->by[i].n_top, &s->bytes,
+                           e))
+            return -1;
     }
     if (s->o.synthetic) s->stated = take(s, SESSION_MAX_ROWS, sizeof *s->stated);
     if (scored)
@@ -76,6 +80,8 @@ void session_tree_free(struct session *s)
 {
     void *device[] = {s->tree, s->top_ids, s->top_values, s->top_scores, s->stated};
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) s->op->free(s->be, device[i]);
+    for (int32_t i = 0; i < s->n_sources; i++)
+        if (s->by[i].left) draft_left_free(s->by[i].left, s->by[i].of->model), s->by[i].left = NULL;
     s->op->free_shared(s->be, s->candidates);
     session_free_caches(s, s->target, s->tail);
     mem_free(s->settle);
@@ -197,7 +203,7 @@ int session_candidates(struct session *s, const struct session_source *x, const 
 struct draft_edges session_edges(const struct session *s, const struct session_source *x)
 {
     if (!x->n_top || !x->of->edges) return (struct draft_edges){0};
-    return (struct draft_edges){x->n_top, s->top_ids, s->top_values, s->top_scores};
+    return (struct draft_edges){x->n_top, s->top_ids, s->top_values, s->top_scores, x->left};
 }
 
 /* A place's candidates while they are ranked: ids, what is said of them, where they came from. */

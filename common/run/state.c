@@ -329,7 +329,7 @@ static void context_text(const struct state_drafter *d, char *out, size_t size)
     }
     used = (size_t)snprintf(out, size, "taps");
     for (uint32_t i = 0; i < d->n_taps && used < size; i++)
-        used += (size_t)snprintf(out + used, size - used, " %" PRIu32, d->taps[i]);
+        used += (size_t)snprintf(out + used, size - used, " %" PRId32, (int32_t)d->taps[i]);
 }
 
 /* Which of the state's drafters is it? -1: none. */

@@ -109,7 +109,7 @@ def text_of(content, where):
     if not isinstance(content, list):
         raise Refused(f"{where}: expected a text or an array of parts")
     for part in content:
-        if not isinstance(part, dict) or part.get("type") not in ("text", "input_text"):
+        if not isinstance(part, dict) or part.get("type") not in ("text", "input_text") or not isinstance(part.get("text", ""), str):
             raise Refused(f"{where}: only parts of text are taken")
     return "".join(part.get("text", "") for part in content)
 
@@ -119,7 +119,7 @@ def messages_to_lines(messages):
         raise Refused("messages: expected a list that is not empty", param="messages")
     lines = []
     for i, m in enumerate(messages):
-        if not isinstance(m, dict) or m.get("role") not in ROLES:
+        if not isinstance(m, dict) or not isinstance(m.get("role"), str) or m["role"] not in ROLES:
             raise Refused(f"messages[{i}].role: expected one of {', '.join(ROLES)}", param="messages")
         unknown = set(m) - {"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "refusal", "annotations", "audio", "name"}
         if unknown:
@@ -136,6 +136,8 @@ def messages_to_lines(messages):
 
 def thinking(body):
     asked = body.get("chat_template_kwargs") or {}
+    if not isinstance(asked, dict):
+        raise Refused("chat_template_kwargs: expected an object", param="chat_template_kwargs")
     unknown = set(asked) - {"enable_thinking"}
     if unknown:
         raise Refused(f"chat_template_kwargs: unknown key {sorted(unknown)[0]}", param="chat_template_kwargs")
@@ -290,14 +292,19 @@ class Handler(BaseHTTPRequestHandler):
     def read_body(self):
         try:
             n = int(self.headers.get("Content-Length", ""))
+            if n < 0:
+                raise ValueError
         except ValueError:
             self.close_connection = True
-            raise Refused("Content-Length is missing", 411) from None
-        if not 0 <= n <= BODY_MOST:
+            raise Refused("Content-Length is missing, or no number of bytes", 411) from None
+        if n > BODY_MOST:
             self.close_connection = True
             raise Refused(f"the body is too long (at most {BODY_MOST} bytes)", 413)
         try:
             body = json.loads(self.rfile.read(n))
+            json.dumps(body, ensure_ascii=False).encode()   # half a surrogate pair is no text
+        except RecursionError:
+            raise Refused("bad JSON: too deep") from None
         except ValueError as e:
             raise Refused(f"bad JSON: {e}") from None
         if not isinstance(body, dict):
@@ -336,6 +343,8 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused("the prompt is empty")
         split = chat and self.engine.special("</think>") is not None
         parts = Parts(line.get("stop_text", []), split, split and self.thinks(ids))
+        if not isinstance(body.get("stream_options") or {}, dict):
+            raise Refused("stream_options: expected an object", param="stream_options")
         stream = bool(body.get("stream"))
         told = (body.get("stream_options") or {}).get("include_usage")
         head = {"id": ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex, "created": int(time.time()), "model": body.get("model") or self.name,

@@ -105,8 +105,10 @@ static void finish(const struct plan *p, int32_t row, int32_t n_rows, int32_t kv
 {
     const struct kn_attention *a = p->a;
     for (int32_t r = 0; r < n_rows * p->n_rep; r++) {
-        int64_t head = (int64_t)(row + r / p->n_rep) * a->n_head + kv_head * p->n_rep + r % p->n_rep;
-        p->rows->attn_finish(a->kv, a->out + head * p->head_dim, total + (size_t)r * p->part);
+        const int32_t h = kv_head * p->n_rep + r % p->n_rep;
+        const int64_t head = (int64_t)(row + r / p->n_rep) * a->n_head + h;
+        p->rows->attn_finish(a->kv, a->out + head * p->head_dim, total + (size_t)r * p->part,
+                             a->sinks ? a->sinks + h : NULL);
     }
 }
 
@@ -256,6 +258,7 @@ int cpu_attention(struct kn_backend *kb, const struct kn_attention *a)
                         "attention: %d rows of a tree, not causal or without a tail like the cache", a->n);
     rc = check_ring(be, a);
     if (rc) return rc;
+    if (a->sparse && a->sinks) return cpu_fail(be, KN_EINVAL, "attention: blocks of a prompt, with sinks");
     if (a->sparse) return cpu_attention_sparse(be, a);
     struct plan p = {.a = a, .rows = be->isa->rows, .n_kv = a->kv->n_head_kv, .head_dim = a->kv->head_dim};
     int32_t tile = a->n < CPU_ATTN_ROWS ? a->n : CPU_ATTN_ROWS;

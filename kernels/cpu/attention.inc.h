@@ -243,12 +243,19 @@ static void rows_attn_group(const struct cpu_attn_tile *given, int64_t g, float 
     }
 }
 
-/* A row that sees no key at all gives zeros. */
-static void rows_attn_finish(const struct kn_kv *kv, float *out, const float *total)
+/* A row that sees no key at all gives zeros. A sink (NULL: none) is merged last. */
+static void rows_attn_finish(const struct kn_kv *kv, float *out, const float *total, const float *sink)
 {
-    struct vec l = v_set1(total[1]);
+    float sum = total[1], by = 1.0f;
+    if (sink && sum != 0.0f) {
+        const float m = total[0] > *sink ? total[0] : *sink;
+        by = cpu_expf(total[0] - m);
+        sum = fmaf(sum, by, cpu_expf(*sink - m));
+    }
+    struct vec l = v_set1(sum), scale = v_set1(by);
     for (int32_t i = 0; i < kv->head_dim; i += 16) {
         struct vec a = v_load(total + CPU_ATTN_ACC + i);
+        if (sink) a = v_mul(a, scale);
         v_store(out + i, total[1] == 0.0f ? v_zero() : v_div(a, l));
     }
     kv_result(kv, out);

@@ -158,6 +158,7 @@ static int cpu_reserve_kv(struct kn_backend *kb, int32_t n, int32_t n_head, cons
 
 static const struct kn_ops cpu_ops = {
     .name = "cpu",
+    .sinks = true,
     .alloc = cpu_alloc,
     .free = cpu_free,
     .upload = cpu_move,

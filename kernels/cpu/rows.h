@@ -116,7 +116,7 @@ struct cpu_rows {
     void (*attn_group)(const struct cpu_attn_tile *, int64_t g, float *part, float *scratch);
     /* total = total then part, in order; an empty one (sum 0 and maximum -inf) changes nothing */
     void (*attn_merge)(float *total, const float *part, int32_t head_dim);
-    void (*attn_finish)(const struct kn_kv *, float *out, const float *total);
+    void (*attn_finish)(const struct kn_kv *, float *out, const float *total, const float *sink);
     void (*sparse_scores)(const float *q, int64_t row, const float *k, int64_t stride, int64_t d, float scale,
                           int32_t all, int32_t last, float *s, float m[16], float e[16]);
     /* The id that row picks, or KN_PICK_NAN; KN_PICK_NAN - 1: a token of the history is outside the

@@ -165,7 +165,7 @@ static void attend(const struct sparse *p, const struct room *r, int32_t m, int3
     }
     for (int32_t q = 0; q < CPU_ATTN_ROWS * p->n_rep; q++) {
         const int64_t head = (int64_t)(row + q / p->n_rep) * a->n_head + kv_head * p->n_rep + q % p->n_rep;
-        p->rows->attn_finish(a->kv, a->out + head * p->head_dim, r->total + (size_t)q * size);
+        p->rows->attn_finish(a->kv, a->out + head * p->head_dim, r->total + (size_t)q * size, NULL);
     }
 }
 

@@ -73,6 +73,10 @@ struct kn_attention {
     /* NULL, or causal rows, without window, first and tree, that are whole blocks: n and pos[0] are multiples
      * of KN_SPARSE_BLOCK. A row gets the bits that it has whatever other blocks of rows share the call. */
     const struct kn_sparse *sparse;
+    /* NULL, or [n_head], without sparse: every row of a head sees one key more, whose score this is (as it
+     * stands, without scale) and whose value is zero. A row that sees no other gives zeros. Only where
+     * ops.sinks. */
+    const float *sinks;
 };
 
 /* What rows of queries attend to. p[r, h, j] is the softmax, over the keys j <= pos[r] of the first n_keys,

@@ -74,4 +74,11 @@ grep -q '| same .*| too few runs' out || cat out
 $R --temp 0.9 --seed 2 | sed 's/"seed":2/"seed":1/' >now
 dflash-bench report -q --baseline then now >out 2>/dev/null && cat out
 grep -q '| DIFFER ' out || cat out
+# other types of some layers, or a key's other value, are another cell
+for f in "--kv-layers 0-1=q8_0" "--draft-kv q8_0" "--override-kv qwen3.rope.freq_base=float:12345"; do
+    # shellcheck disable=SC2086
+    ${R% p} $f p >now
+    dflash-bench report -q --baseline then now >out 2>/dev/null || true
+    grep -q '| not in the baseline' out || cat out
+done
 echo checked

@@ -48,3 +48,5 @@ fails 3 dflash-generate -q $P --state state --pool 512 -n 4
 fails 2 dflash-generate -q $P --pool 400 -n 4
 fails 2 dflash-generate -q $P -d $DATA/drafter-q8_0.gguf --pool 448 --tree 4 -n 4
 fails 2 dflash-generate -q $P --pool 448 --kv-host-layers 1 -n 4
+fails 2 dflash-prefill -q $P --pool 448 --imatrix im
+head -n 1 err

@@ -68,6 +68,11 @@ for d in "-d taps.gguf --mtp mtp.gguf" "-d taps.gguf" "-d mtp.gguf" ""; do
     dflash-generate -q -m none.gguf $d -n 24 --ignore-eos --state two.state | cmp - plain.tok
 done
 echo "two as plain"
+for c in "dflash-prefill -q -m none.gguf -d taps.gguf --state two.state -o one.state" "dflash-generate -q -m none.gguf -d mtp.gguf --state two.state --save-state one.state -n 1"; do
+    rm -f one.state
+    $c <p.tok 2>err >/dev/null
+    grep hold err | grep -v stdin
+done
 refused 2 dflash-generate -m both.gguf --mtp target -n 2
 refused 2 dflash-generate -m both.gguf -d taps.gguf --mtp-block 4 -n 2
 refused 2 dflash-generate -m both.gguf -d taps.gguf --mtp target --width 4 -n 2

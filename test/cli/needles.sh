@@ -13,6 +13,14 @@ suite dense 0 --dense-least 0.85
 suite 'sparse 0' 0 --sparse 0 --sparse-dense 0 --tasks records,values
 suite 'sparse 1000' 1 --sparse 1000 --sparse-dense 0 --tasks records
 suite q8_0 0 --kv q8_0 --tasks records,keys,chains
+suite 'compress 0.4' 0 --length 2048 --compress 0.4 --tasks records
+# A choice turned round (test/wrong_choices.c) is seen: the same lists in length, of the blocks that score least.
+ways() { # a program: what a sparse prompt's lists find, and lists spread evenly
+    "$1" needles -q -m n.gguf --length 4096 --cases 8 --sparse 0.3 --sparse-dense 0 --tasks copies >out && echo passed || echo "status $?"
+    sed 's/.*"blind":\([a-z]*\).*"dense":{"right":\([0-9.]*\).*"flags":{"right":\([0-9.]*\).*"spread":{"right":\([0-9.]*\).*/blind \1, dense \2, flags \3, spread \4/' out
+}
+ways dflash-bench
+ways "$DATA/../test/wrong/dflash-bench"
 # A pool loses what it does not hold; the dense way beside it has none.
 suite 'pool 448' 1 --pool 448 --tasks turns
 sed 's/.*"pool":\([0-9]*\),.*"dense":{"right":\([0-9.]*\),.*/pool \1: dense \2/' out
@@ -30,3 +38,6 @@ says 2 '--length: expected a multiple of 128, got 1100' -m n.gguf --length 1100
 says 2 '--tasks: expected records, keys, last, values, chains, copies or turns, got .key.' -m n.gguf --tasks records,key
 says 2 '--chunk: expected a multiple of 128' -m n.gguf --chunk 100
 says 2 '-d: prompts are not drafted' -m n.gguf -d n.gguf
+says 2 '--compress: expected more than 0 and at most 1, got 0' -m n.gguf --compress 0
+says 2 '--compress: turns go on from a state' -m n.gguf --compress 0.5 --tasks records,turns
+says 2 'is too small for what must stay' -m n.gguf --length 1024 --cases 1 --compress 0.1 --tasks records

@@ -11,6 +11,7 @@ row() { echo "{\"schema\":1,\"kind\":\"rows\",\"target\":{\"file\":\"t\"},\"rows
 {
     cell code q4.gguf d.gguf 100 250 3.25
     cell prose q4.gguf d.gguf 101 150.5 1.5
+    cell chat target-iq2_xxs.gguf drafter-dflash2-q4_k_m.gguf 60 70 1.25
     cell "${evil//\"/\\\"}" q8.gguf "d<b>.gguf" 50 75 2
     row 1 0.002 0.0001 && row 8 0.004 0.0008
 } >lines
@@ -34,7 +35,7 @@ grep -q '<title>d.gguf, 0.75: 0.5</title>' page.html || echo "calibration"
 for v in '1: 0.6' '2: 0.3' '3: 0.1'; do grep -q "<title>code, $v</title>" page.html || echo "slot $v"; done
 grep -q '<title>q4.gguf, d.gguf, code greedy, tree, 16 rows: 0.1</title>' page.html || echo "cycles by plan"
 # by class, in the tables too
-tr -s ' ' <out | grep -q '^| q4.gguf | d.gguf | greedy | | 3.25 | 1.50 | - |$' || echo "accepted length by class"
+tr -s ' ' <out | grep -q '^| q4.gguf | d.gguf | greedy | | 3.25 | 1.50 | - | - |$' || echo "accepted length by class"
 # aligned in a terminal: a table's lines are equally wide
 awk '/^\|/ { if (last && length($0) != width) bad = 1; width = length($0); last = 1; next } { last = 0 } END { exit bad }' out || echo "a table is not aligned"
 # refused
@@ -52,6 +53,12 @@ try 'slack says nothing' lines --slack 0.1
 try 'gnuplot gives a script alone' lines --gnuplot --html x
 try 'stdin is named 2 times' - --baseline -
 [ ! -e x ] || echo "x was written"
+# more drafters than a plot has bars: what is not drawn is said
+for i in $(seq 14); do
+    echo '{"schema":1,"kind":"cell","label":"a","target":{"file":"t"},"drafter":{"file":"d'$i'"},"plain":{"decode_tokens_per_s":{"median":1}},"drafted":{"decode_tokens_per_s":{"median":2},"tau":2}}'
+done >many
+dflash-bench report -q --html many.html many >o
+[ "$(grep -o '[0-9]* values more have no room here' many.html | cut -d' ' -f1 | tr -d '\n')" = 32 ] || echo "values are left out in silence"
 rc=0
 echo '{"schema":1,"kind":"x"}' >odd && dflash-bench report -q --html odd.html odd >o 2>err || rc=$?
 [ $rc = 0 ] && grep -q '</html>' odd.html || echo "a report of nothing: $rc"
@@ -62,11 +69,12 @@ browser=$(command -v chromium || command -v chromium-browser || command -v googl
 }
 cat >probe <<'END'
 <script>
+function cut() { return [].filter.call(document.querySelectorAll('.scroll table'), function (t) { return t.offsetWidth > t.parentNode.clientWidth }).length }
 var wide = document.documentElement.scrollWidth, th = document.querySelector('table th.n'), at = th.cellIndex;
 function column() { return [].map.call(th.closest('table').tBodies[0].rows, function (r) { return r.cells[at].textContent }).join(',') }
 var said = 'fits=' + (wide <= innerWidth) + ' svg=' + document.querySelectorAll('svg').length;
 th.click(); said += ' up=' + column(); th.click(); said += ' down=' + column();
-said += ' back=' + getComputedStyle(document.body).backgroundColor + ' small=' + [].some.call(document.querySelectorAll('svg'), function (s) { return s.getBoundingClientRect().width < 500 });
+said += ' cut=' + (innerWidth < 900 || cut()) + ' back=' + getComputedStyle(document.body).backgroundColor + ' small=' + [].some.call(document.querySelectorAll('svg'), function (s) { return s.getBoundingClientRect().width < 500 });
 document.body.innerHTML = ''; document.body.setAttribute('data-said', said);
 </script>
 END
@@ -76,10 +84,12 @@ show() { # WIDTH DARK
         --dump-dom "file://$PWD/probed.html" 2>err | sed -n 's/.*data-said="\([^"]*\)".*/\1/p'
 }
 for w in 1280 500; do # a window is 500 wide at least
+    cut=true # a narrow window scrolls its tables
+    [ $w = 500 ] || cut=0
     for dark in 0 1; do
         back='rgb(255, 255, 255)'
         [ $dark = 1 ] || back='rgb(13, 17, 23)' # 0 is dark there
         said=$(show $w $dark)
-        [ "$said" = "fits=true svg=7 up=50.0,100.0,101.0 down=101.0,100.0,50.0 back=$back small=false" ] || { echo "$w, $dark: $said" && tail -n 3 err; }
+        [ "$said" = "fits=true svg=8 up=50.0,60.0,100.0,101.0 down=101.0,100.0,60.0,50.0 cut=$cut back=$back small=false" ] || { echo "$w, $dark: $said" && tail -n 3 err; }
     done
 done

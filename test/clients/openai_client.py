@@ -3,7 +3,9 @@
 usage: python3 test/clients/openai_client.py BASE_URL CHAT_URL WANT     WANT: what dflash-generate writes, as
        text, for the prompt "def f(n):\n" and 24 tokens. Exit status 77 where the package is not installed.
 """
+import http.client
 import sys
+import urllib.parse
 
 try:
     import openai
@@ -100,6 +102,24 @@ refused(400, messages=[])
 refused(400, messages=[{"role": "nobody", "content": "x"}])
 refused(400, messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
 refused(400, extra_body={"chat_template_kwargs": {"other": 1}})
+
+refused(400, messages=[{"role": [], "content": "x"}])
+refused(400, messages=[{"role": "user", "content": [{"type": "text", "text": 5}]}])
+refused(400, extra_body={"chat_template_kwargs": [["x"]]})
+refused(400, extra_body={"stream_options": 5})
+refused(400, stop=5)
+refused(400, stop=[5])
+refused(400, tools=[{"type": "function", "function": {"name": "f"}}])
+refused(400, temperature="warm")
+refused(400, max_tokens=1.5)
+
+# what no package sends: an answer all the same, on a connection that stays
+at = urllib.parse.urlsplit(sys.argv[1])
+raw = http.client.HTTPConnection(at.hostname, at.port, timeout=120)
+for body in (b'{"prompt":"\\ud800","max_tokens":2}', b"[]", b"{", b"[" * 5000 + b"]" * 5000, b'{"prompt":"x","max_tokens":2,"stream_options":[]}'):
+    raw.request("POST", at.path + "/completions", body)
+    answer = raw.getresponse()
+    check("raw", answer.status == (200 if b"stream_options" in body else 400) and answer.read(), body[:40], answer.status)
 
 # a stream that is closed ends there: the next one does not wait for it
 long = client.completions.create(model="x", prompt=PROMPT, max_tokens=600, stream=True, extra_body={"ignore_eos": True})

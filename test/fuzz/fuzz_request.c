@@ -41,6 +41,7 @@ static void check(const struct request *r)
     if (r->kind == REQUEST_RESTORE || r->kind == REQUEST_SNAPSHOT || r->kind == REQUEST_FREE)
         MUST(r->slot >= 0 && r->slot < REQUEST_SLOTS);
     if (r->kind == REQUEST_GENERATE) MUST(r->path && r->out);
+    if (r->kind == REQUEST_COMPRESS) MUST(r->path && r->scorer && r->keep_x1000 > 0 && r->keep_x1000 <= 1000);
     if (r->kind == REQUEST_PARK || r->kind == REQUEST_UNPARK) MUST(r->what && r->what < 4);
     MUST(r->n >= -1 && r->n <= SESSION_MAX_CTX && r->width >= 0 && r->width <= SESSION_MAX_ROWS);
     MUST(!r->snap_pos || (r->snap_pos > 0 && r->snap_slot >= 0 && r->snap_slot < REQUEST_SLOTS));

@@ -11,7 +11,7 @@ system=${2-}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
-unset MAKEFLAGS MFLAGS MAKELEVEL
+unset MAKEFLAGS MFLAGS MAKELEVEL BUILD # the tarball has a folder of its own to build in
 verdict() { # STATUS NAME
     [ "$1" = 0 ] && echo "ok   package/$2" || { echo "FAIL package/$2" && tail -n 20 "$work/log" | sed 's/^/    /' && failed=1; }
 }

@@ -42,7 +42,7 @@ set_up() { # DIR TARGET: prompts, and what dflash-generate alone writes for them
     { head -c 800 "$d/all"; head -c 500 "$d/other"; } >"$d/b.tok"
     { head -c 512 "$d/all"; head -c 300 "$d/other"; } >"$d/c.tok"
     head -c 360 "$d/other" >"$d/d.tok"
-    dflash-prefill -q -m "$t" --compress 0.8 --kept "$d/places" -o "$d/state" <"$d/a.tok" 2>/dev/null
+    dflash-prefill -q -m "$t" --chunk 64 --compress 0.8 --kept "$d/places" -o "$d/state" <"$d/a.tok" 2>/dev/null
     at_places "$d/a.tok" "$d/places" >"$d/a.kept"
     for p in a b c d; do
         dflash-generate -q -m "$t" -n 24 --chunk 64 --ignore-eos <"$d/$p.tok" >"$d/$p.0.out"
@@ -167,6 +167,11 @@ limits() {
     printf '%s\n' "$p/a.tok 300" '{"id":1,"file":"'"$p"'/a.tok"}' '{"id":2,"prompt":[1,2,3],"n":600}' '{"id":3,"prompt":[1,2,3],"n":2,"timeout_s":0.000001}' | serve --stream-fd 3 3>st >re
     grep -q '^err context_overflow' re && grep -q '"id":1,.*"stop":"length".*"generated_tokens":205,' re && grep -q '"id":2,"error":"context_overflow"' re &&
         grep -q '"id":3,.*"done":true,"stop":"timeout"' re && [ "$(ids st)" = -1 ] || return 1
+    # lines that are too long, and one that no newline ends
+    long() { head -c 17000000 /dev/zero | tr '\0' "$1"; }
+    { long a && echo && printf '{"id":' && long 1 && echo && long ' ' && echo 'x' && printf '%s' "$p/a.tok 1"; } | serve --stream-fd 3 3>st >re
+    [ "$(grep -c 'too long (expected at most 16777216 bytes' re)" = 3 ] && grep -q '^{"error":"bad_args","message":"the line is too long' re &&
+        [ "$(list st)" = "-1,-1,$(ids "$p/a.0.out" | head -n 1),-1" ] || return 1
     printf '%s\n' "$p/a.tok 9" "$p/a.tok 4" '{"id":1,"prompt":[1,2,3]}' | serve --stream-fd 3 -n 5 3>st >re
     grep -q '^err token_budget' re && grep -q '^ok N=300 gen=4' re && grep -q '"id":1,.*"generated_tokens":5,' re || return 1
     printf '%s\n' "$p/a.tok 150" '{"id":1,"file":"'"$p"'/a.tok","n":150}' | serve --stream-fd 3 --time-limit 0.001 3>st >re
@@ -312,6 +317,38 @@ compressing() {
 }
 check compressing compressing
 
+# Flags hold for every line: it is what dflash-generate with them writes, cold, behind a kept beginning, behind parked models.
+flags() {
+    local c=$src/data/pair-hybrid/target/config.json q=$work/hybrid/d.tok
+    dflash-convert -q "$c" --random 3 --type q8_0 --mtp keep -o both.gguf && dflash-convert -q "$c" --random 3 --type q8_0 --mtp only -o mtp.gguf || return 1
+    dflash-convert -q "$src/test/family/qwen3moe.json" --random 3 --type f32 -o moe.gguf
+    for i in {1..90}; do printf "\\x0$((i * i % 4))\0\0\0"; done >few.tok
+    head -c 2800 "$p/all" >long.tok
+    as_alone() { # PROMPT, flags
+        local in=$1
+        shift
+        dflash-generate -q "$@" -n 12 --ctx 800 --chunk 64 --ignore-eos <"$in" >g0 && dflash-generate -q "$@" -n 12 --ctx 800 --chunk 64 --ignore-eos --temp 0.9 --seed 4 <"$in" >g1 || return 1
+        printf '%s\n' "$in 12" "$in 12 samp=0.9,1,0,1,4" 'park draft' "$in 12" 'unpark' 'park target' 'unpark' "$in 12" |
+            dflash-generate -q "$@" --serve --stream-fd 3 --ctx 800 --chunk 64 --ignore-eos 3>st >re || return 1
+        { ids g0; echo -1; ids g1; echo -1; echo -1; ids g0; echo -1; echo -1; echo -1; echo -1; ids g0; echo -1; } | diff - <(ids st) || { echo "$*"; return 1; }
+    }
+    as_alone "$q" -m both.gguf -d target && as_alone "$q" -m both.gguf -d both.gguf --tree 6 && as_alone "$q" -m both.gguf -d mtp.gguf --width 3 &&
+        as_alone "$q" -m both.gguf -d "$hybrid_d" --mtp target && as_alone "$q" -m both.gguf -d "$hybrid_d" --mtp mtp.gguf --mtp-block 3 --tree auto &&
+        as_alone ./few.tok -m moe.gguf --experts-host 3 && as_alone "$p/d.tok" -m "$t" -d "$d" --kv-host-layers 2 && as_alone "$p/d.tok" -m "$t" -d "$d" --kv-host &&
+        as_alone ./long.tok -m "$t" -d "$d" --pool 448 && as_alone "$p/d.tok" -m "$t" -d "$d" --kv q8_0,q4_0 --kv-layers 0=f16 --draft-kv q8_0 &&
+        as_alone "$p/d.tok" -m "$t" -d "$d" --logit-bias 5=3 --samplers 'penalties;min_p;temperature' --min-p 0.1 --lookup on --draft-window 20 || return 1
+    dflash-generate -m "$t" --serve --sparse 0.1 </dev/null >o 2>e
+    [ $? = 2 ] && grep -q '^dflash-generate: --sparse: ' e || return 1
+    # states that were made otherwise; one that is compressed is gone on with, and said to be
+    dflash-prefill -q -m "$t" --sparse 0.5 --chunk 128 -o sparse <long.tok && dflash-prefill -q -m "$t" --pool 448 --chunk 64 -o pool <long.tok &&
+        dflash-prefill -q -m "$t" -d "$d" --compress 0.5 --chunk 64 -o less <long.tok 2>/dev/null || return 1
+    dflash-generate -q -m "$t" --state less -n 9 --ignore-eos 2>/dev/null >g0
+    printf '{"id":%d,"state":"%s","append":true,"n":9}\n' 1 sparse 2 pool 3 less | dflash-generate -m "$t" -d "$d" --serve --ctx 800 --chunk 64 --ignore-eos >re 2>err
+    [ "$(grep -c '"id":[12],"error":"invalid_snapshot_slot"' re)" = 2 ] && grep -q '"done":true.*"compressed":{"text_tokens":700,' re && grep -q 'what was left out is lost' err &&
+        sed -n 's/.*"id":3,"tokens":\[\(.*\)\].*/\1/p' re | tr ',' '\n' | diff - <(ids g0)
+}
+check flags flags
+
 usage() {
     for f in '--serve -o x' '--stream-fd 3' '--serve --stream-fd 77' '--serve --stream-fd 2' '--listen s --stream-fd 3' '--serve --state x' '--root /' '--serve --root /nowhere'; do
         dflash-generate -m "$t" $f </dev/null >o 2>e 3>o3
@@ -424,6 +461,9 @@ killed() {
     { for ((i = 0; i < 3000; i++)); do echo '{"op":"stats"}'; done; sleep 3; } | "$client" talk s | sleep 5 &
     sleep 0.5
     ask '{"id":1,"file":"dense/d.tok","n":3}' | grep -q '"done":true' || return 1
+    ask '{"op":"quit"}'
+    wait "$server" && [ ! -e s ] || return 1 # what killed clients left is gone too
+    begin
     dflash-generate -q -m "$t" --listen s </dev/null 2>e
     [ "$?" = 2 ] && grep -q 'another process listens' e || return 1
     echo text >file

@@ -249,10 +249,13 @@ static int launch_means(struct cuda_backend *be, const struct kn_attention *call
     const struct kn_sparse *s = call->sparse;
     const int bound = be->head.kv_bound ? be->head.kv_bound : kn_kv_positions(call->kv),
               blocks = bound / KN_SPARSE_BLOCK;
+    const bool k = kn_kv_coded(call->kv->type.k), v = kn_kv_coded(call->kv->type.v);
+    /* The types that forms for prompts take: cuda_sparse_room. */
     const means_fn f = kv_bf16(a->type) ? make_means<__nv_bfloat16, __nv_bfloat16, true>
-                                        : kv_of_all_types(call->kv->type, [](auto k, auto v) -> means_fn {
-                                              return make_means<decltype(k), decltype(v), false>;
-                                          });
+                       : k && v         ? make_means<kv_coded, kv_coded, false>
+                       : k              ? make_means<kv_coded, __half, false>
+                       : v              ? make_means<__half, kv_coded, false>
+                                        : make_means<__half, __half, false>;
     if (blocks <= s->made) return 0;
     return cuda_check(be, "attention",
                       cuda_launch(be, f, dim3((unsigned)(blocks - s->made), (unsigned)a->n_kv),

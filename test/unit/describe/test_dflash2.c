@@ -178,8 +178,8 @@ static void test_refused(void **state)
          "d/config.json: key dflash_config.conv_kernel_size shows a DFlash2 drafter, which is not supported "
          "(expected a plain Qwen3DSparkModel)"},
         {{{"architectures", "[\"Gemma4DSparkModel\"]"}},
-         "d/config.json: architecture Gemma4DSparkModel: DSpark (Gemma 4's blocks) drafters are not "
-         "supported..."},
+         "d/config.json: key dflash_config.conv_kernel_size shows a DFlash2 drafter, which is not supported "
+         "(expected a plain Gemma4DSparkModel)"},
         {{{"architectures", "[\"OtherAssistantForCausalLM\"]"}},
          "d/config.json: architecture OtherAssistantForCausalLM: MTP assistant drafters are not "
          "supported..."},
@@ -437,12 +437,14 @@ static void test_malformed(void **state)
          "tensor 'selector_hidden.weight': has the wrong shape"},
         {{.tensor = "blk.1.ffn_conv_base", .ne = {EMBD, KERNEL, 1}},
          "tensor 'blk.1.ffn_conv_base': has the wrong shape"},
-        {{.more = "blk.0.attn_conv_gate"}, "tensor 'blk.0.attn_conv_gate': is not known"},
-        {{.more = "blk.2.attn_conv_base"}, "tensor 'blk.2.attn_conv_base': is not known"},
-        {{.more = "selector.pred_codebook"}, "tensor 'selector.pred_codebook': is not known"},
-        {{.more = "selector_bias"}, "tensor 'selector_bias': is not known"},
+        {{.more = "blk.0.attn_conv_gate"}, "tensor 'blk.0.attn_conv_gate': is not part of a dflash model"},
+        {{.more = "blk.2.attn_conv_base"}, "tensor 'blk.2.attn_conv_base': is not part of a dflash model"},
+        {{.more = "selector.pred_codebook"},
+         "tensor 'selector.pred_codebook': is not part of a dflash model"},
+        {{.more = "selector_bias"}, "tensor 'selector_bias': is not part of a dflash model"},
         {{.put = "dflash.selector_temperature"}, "key 'dflash.selector_temperature': is not known"},
-        {{.more = "blk.1.attn_sinks.weight"}, NULL},
+        {{.more = "blk.1.attn_sinks.weight"}, "tensor 'blk.1.attn_sinks.weight': has the wrong shape"},
+        {{.more = "blk.1.attn_gate.weight"}, NULL},
         {{.more = "lilicorr.out_head.weight"}, NULL},
         {{.more = "injection.message.weight"}, NULL},
         {{.more = "transfer_codes"}, NULL},

@@ -214,6 +214,10 @@ static int unshifted_ids(struct gguf_writer *w, struct err *e)
 {
     return gguf_put_array(w, "dflash.target_layers", GGUF_I32, df_taps, DF_TAPS, e);
 }
+static int below_ids(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_array(w, "dflash.target_layers", GGUF_I32, (const int32_t[]){-1, 2}, 2, e);
+}
 static int other_arch(struct gguf_writer *w, struct err *e)
 {
     return gguf_put_str(w, "general.architecture", "dflash-draft", 12, e);
@@ -274,7 +278,7 @@ static const struct {
      NULL},
     {"upstream", {.edit = deepseek}, "a DeepSeek V4 drafter of lucebox", NULL},
     {"upstream", {.edit = both_taps}, "taps under two keys", "--draft-dialect upstream, unshifted or rx"},
-    {"upstream", {.edit = unshifted_ids}, "element 0 out of range (expected 1 to 1024, got 0)", NULL},
+    {"upstream", {.edit = below_ids}, "element 0 out of range (expected 0 to 1024, got -1)", NULL},
     {"upstream",
      {.edit = scaled},
      "key 'dflash.logit_scale': out of range (expected a finite number above 0, got -0.5)",

@@ -38,6 +38,8 @@ struct att_data {
     int32_t *pos, first;
     struct kn_kv kv;
     float *k, *v; /* [last + 1, n_kv, d] rounded to the cache's type */
+    float sinks[8];
+    bool sunk; /* with sinks */
 };
 
 static void att_put(uint32_t type, void *cache, int64_t slot, int64_t row, const float *x)
@@ -62,6 +64,9 @@ static void att_make(const struct att_case *c, struct att_data *a, uint64_t seed
     a->kv = (struct kn_kv){.type = type, .cap = c->cap, .n_head_kv = c->n_kv, .head_dim = c->d};
     a->kv.k = test_alloc((size_t)(c->cap * row) * 4);
     a->kv.v = test_alloc((size_t)(c->cap * row) * 4);
+    rnd_fill(a->sinks, 8, 3.0f, &seed);
+    a->sinks[0] = 40; /* more than any score: what is left is nearly nothing */
+    a->sunk = false;
     rnd_fill(a->q, (size_t)(c->n * c->n_head * c->d), 1.5f, &seed);
     rnd_fill(a->k, (size_t)(n * row), 1.0f, &seed);
     rnd_fill(a->v, (size_t)(n * row), 1.0f, &seed);
@@ -118,6 +123,7 @@ static void att_reference(const struct att_case *c, const struct att_data *a, in
             size = m * scale > size ? m * scale : size;
         }
         memset(out + h * c->d, 0, (size_t)c->d * sizeof *out);
+        if (a->sunk) sum = exp((double)a->sinks[h] - top);
         for (int p = 0; p < n; p++) {
             if (!att_sees(c, pos, p)) continue;
             double e = exp(w[p] - top);
@@ -143,6 +149,7 @@ static void att_reference(const struct att_case *c, const struct att_data *a, in
 static void att_run(struct kn_backend *be, const struct att_case *c, const struct att_data *a, float *out)
 {
     struct kn_attention t = att_call(c, &a->kv, a->q, a->pos, &a->first, 0, c->n, out);
+    t.sinks = a->sunk ? a->sinks : NULL;
     assert_ok(be, kn_op(be)->attention(be, &t));
 }
 
@@ -152,10 +159,12 @@ static void test_attention_reference(void **state)
     struct kn_backend *be = test_fastest();
     double worst = 0;
     assert_ok(be, kn_op(be)->reserve(be, 16, 0, 0, 8, 512));
-    for (size_t k = 0; k < N_ATT; k++) {
-        const struct att_case *c = att_cases + k;
+    assert_true(kn_op(be)->sinks);
+    for (size_t k = 0; k < 2 * N_ATT; k++) {
+        const struct att_case *c = att_cases + k / 2;
         struct att_data a;
         att_make(c, &a, k + 1);
+        a.sunk = k % 2;
         double *want = test_alloc((size_t)(c->n_head * c->d) * sizeof *want), bound;
         att_run(be, c, &a, a.out);
         for (int i = 0; i<c->n; i += c->n> 20 ? 7 : 1) {
@@ -180,12 +189,13 @@ static void test_attention_reference(void **state)
 static void test_attention_bits(void **state)
 {
     (void)state;
-    for (size_t k = 0; k < N_ATT; k++) {
-        const struct att_case *c = att_cases + k;
+    for (size_t k = 0; k < 2 * N_ATT; k++) {
+        const struct att_case *c = att_cases + k / 2;
         struct att_data a;
         size_t size = (size_t)(c->n_head * c->d);
         struct kn_backend *be;
         att_make(c, &a, k + 1);
+        a.sunk = k % 2;
         float *got = test_alloc(c->n * size * 4);
         for (int b = 0; (be = test_backend(b)); b++) {
             assert_ok(be, kn_op(be)->reserve(be, 16, 0, 0, c->n_head, c->d));

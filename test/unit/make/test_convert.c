@@ -204,6 +204,17 @@ static void test_tensors(void **state)
         &o, ERR_FORMAT,
         "d: tensor layers.0.attention_conv.base_kernel shows a DFlash2 drafter, which is not supported "
         "(expected a plain DFlashDraftModel)");
+    add(&s, 8, 0, "lilicorr.token_proj.weight"); /* which has a DFlash2's convolutions */
+    write_weights("d", &s);
+    convert_bad(&o, ERR_FORMAT,
+                "d: tensor lilicorr.token_proj.weight shows a LiLiCorr drafter, which is not supported "
+                "(expected a plain DFlashDraftModel)");
+    s = drafter_spec("");
+    add(&s, 8, 0, "injection.bias");
+    write_weights("d", &s);
+    convert_bad(&o, ERR_FORMAT,
+                "d: tensor injection.bias shows a DSpine drafter, which is not supported (expected a plain "
+                "DFlashDraftModel)");
     s = drafter_spec("");
     add(&s, VOCAB, EMBD, "embed_tokens.weight");
     write_weights("d", &s);

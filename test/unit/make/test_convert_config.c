@@ -159,8 +159,10 @@ static const struct config_case drafter_cases[] = {
     {{{"dflash_config", "{\"mask_token_id\": 39, \"aux_hidden_state_layer_ids\": [0, 1]}"}}, NULL},
     {{{"target_layer_ids", "[0, 2]"}},
      "d/config.json: dflash_config.target_layer_ids and target_layer_ids disagree ([0,1] against [0,2])"},
-    {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, -1]}"}},
-     "d: dflash_config.target_layer_ids[1] is out of range (expected a zero-based layer, got -1)"},
+    {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, -2]}"}},
+     "d: dflash_config.target_layer_ids[1] is out of range (expected a zero-based layer, or -1, the "
+     "embeddings, got -2)"},
+    {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [-1, 1]}"}}, NULL},
     {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 3]}"}},
      "d: tap 1 is out of range (expected below the target's 3 layers, got 3)"},
     {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1, 2]}"}},
@@ -209,6 +211,9 @@ static const struct config_case drafter_cases[] = {
        "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"projector_type\": \"other\"}"}},
      "d/config.json: dflash_config.projector_type changes the forward pass and is not implemented "
      "(expected \"dflash\", got \"other\")"},
+    {{{"dspine_config", "{\"transfer_rank\": 8}"}},
+     "d/config.json: key dspine_config shows a DSpine drafter, which is not supported (expected a plain "
+     "DFlashDraftModel)"},
     {{{"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 1], \"gru_hidden_dim\": 8}"}},
      "d/config.json: key dflash_config.gru_hidden_dim shows a Domino drafter, which is not supported "
      "(expected a plain DFlashDraftModel)"},

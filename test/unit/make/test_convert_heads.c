@@ -285,8 +285,9 @@ static void test_dspark_refused(void **state)
          "d/config.json: output_multiplier is not implemented in a DSpark drafter (expected 1)"},
         {{{"model_type", "\"gemma4\""}},
          "d/config.json: model_type is not a DSpark drafter's (expected \"qwen3\", got \"gemma4\")"},
-        {{{"target_layer_ids", "[-1, 1]"}},
-         "d: target_layer_ids[0] is out of range (expected a zero-based layer, got -1)"},
+        {{{"target_layer_ids", "[-2, 1]"}},
+         "d: target_layer_ids[0] is out of range (expected a zero-based layer, or -1, the embeddings, got "
+         "-2)"},
         {{{"gru_hidden_dim", "8"}},
          "d/config.json: key gru_hidden_dim shows a Domino drafter, which is not supported (expected a plain "
          "Qwen3DSparkModel)"},
@@ -379,6 +380,131 @@ static void test_domino(void **state)
                 "plain DominoDraftModel)");
 }
 
+/* ---- Gemma 4's blocks ---- */
+
+static const struct pair gemma4[] = {
+    {"architectures", "[\"Gemma4DSparkModel\"]"},
+    {"attention_k_eq_v", "true"},
+    {"block_size", "7"},
+    {"confidence_head_with_markov", "true"},
+    {"dflash_config", NULL},
+    {"enable_confidence_head", "true"},
+    {"global_head_dim", "16"},
+    {"head_dim", "8"},
+    {"hidden_act", NULL},
+    {"hidden_activation", "\"gelu_pytorch_tanh\""},
+    {"layer_types", "[\"full_attention\", \"full_attention\"]"},
+    {"markov_head_type", "\"vanilla\""},
+    {"markov_rank", "8"},
+    {"mask_token_id", "39"},
+    {"model_type", "\"gemma4_text\""},
+    {"num_global_key_value_heads", "1"},
+    {"num_key_value_heads", "2"},
+    {"rope_parameters",
+     "{\"full_attention\": {\"rope_type\": \"proportional\", \"partial_rotary_factor\": 0.25, "
+     "\"rope_theta\": 1000000.0}}"},
+    {"target_layer_ids", "[-1, 1]"},
+    {"use_sliding_window", NULL},
+    {NULL, NULL},
+};
+
+static struct spec gemma4_spec(void)
+{
+    struct spec s = dspark_spec(0, VOCAB);
+    for (int i = 0; i < s.n; i++) {
+        char *at = strstr(s.t[i].name, "v_proj");
+        if (at) s.t[i--] = s.t[--s.n];
+    }
+    for (int l = 0; l < LAYERS; l++) {
+        add(&s, EMBD, 0, "layers.%d.pre_feedforward_layernorm.weight", l);
+        add(&s, EMBD, 0, "layers.%d.post_feedforward_layernorm.weight", l);
+        add(&s, 1, 0, "layers.%d.layer_scalar", l);
+    }
+    return s;
+}
+
+static void test_gemma4(void **state)
+{
+    static const struct {
+        struct pair change[3];
+        const char *msg;
+    } c[] = {
+        {{{"layer_types", "[\"full_attention\", \"sliding_attention\"]"}},
+         "d/config.json: layer_types[1] is not implemented in a drafter with Gemma 4's blocks (expected "
+         "\"full_attention\", got \"sliding_attention\")"},
+        {{{"attention_k_eq_v", "false"}},
+         "d/config.json: attention_k_eq_v: values of their own are not implemented in a drafter with Gemma "
+         "4's "
+         "blocks (expected true)"},
+        {{{"attention_k_eq_v", NULL}},
+         "d/config.json: attention_k_eq_v: values of their own are not implemented in a drafter with Gemma "
+         "4's "
+         "blocks (expected true)"},
+        {{{"final_logit_softcapping", "30.0"}},
+         "d/config.json: final_logit_softcapping is not implemented in a drafter with Gemma 4's blocks "
+         "(expected null)"},
+        {{{"global_head_dim", "8"}},
+         "d/config.json: global_head_dim does not match the tensors (expected 16 from "
+         "layers.0.self_attn.q_norm.weight, got 8)"},
+        {{{"num_global_key_value_heads", "2"}},
+         "d/config.json: num_global_key_value_heads does not match the tensors (expected 1 from "
+         "layers.0.self_attn.k_proj.weight / layers.0.self_attn.q_norm.weight, got 2)"},
+        {{{"hidden_activation", "\"silu\""}},
+         "d/config.json: hidden_activation changes the forward pass and is not implemented (expected "
+         "\"gelu_pytorch_tanh\", got \"silu\")"},
+        {{{"enable_moe_block", "true"}},
+         "d/config.json: enable_moe_block changes the forward pass and is not implemented (expected false, "
+         "got "
+         "true)"},
+    };
+    (void)state;
+    struct spec s = gemma4_spec();
+    struct convert o = options("d");
+    struct err e = {0};
+    struct diff_total total;
+    write_all(&s, gemma4, NULL);
+    convert_ok(&o);
+    struct gguf *g = open_out();
+    struct desc *d = described(g);
+    holds(g, "blk.1.post_attention_norm.weight", EMBD, 1);
+    holds(g, "blk.1.post_ffw_norm.weight", EMBD, 1);
+    holds(g, "blk.1.layer_output_scale.weight", 1, 1);
+    holds(g, "rope_freqs.weight", HEAD / 2, 1);
+    const float *turns = (const float *)(const void *)gguf_tensor(g, "rope_freqs.weight")->data;
+    for (int i = 0; i < HEAD / 2; i++) assert_true(turns[i] == (i < HEAD / 8 ? 1.0f : 1e30f));
+    assert_string_equal(d->kind, "DSpark");
+    assert_true(d->runs && d->other_block && d->gelu && d->confidence && d->rope[0].has_divisors);
+    assert_true(d->layer[0].value_is_key && d->layer[1].value_is_key && d->attention_scale == 1);
+    assert_true(d->has_embedding_scale && d->embedding_scale == 5.65625f); /* the root of 32 in bf16 */
+    assert_true(d->has_softcap && d->softcap == 0 && d->first_row == 0);
+    assert_int_equal(d->taps[0], -1);
+    assert_int_equal(d->layer[0].head_dim, HEAD);
+    desc_free(d);
+    gguf_close(g);
+    if (diff_files("d", "out.gguf", 1, &(struct diff_fns){.tensor = ignore}, NULL, &total, &e))
+        fail_msg("%s", e.msg);
+    assert_int_equal(total.identical, total.tensors);
+    o = options("d/config.json");
+    o.random = true;
+    convert_ok(&o);
+    o = options("d");
+    for (size_t i = 0; i < sizeof c / sizeof c[0]; i++) {
+        write_all(&s, gemma4, c[i].change);
+        convert_bad(&o, ERR_FORMAT, c[i].msg);
+    }
+    add(&s, KV, EMBD, "layers.0.self_attn.v_proj.weight");
+    write_all(&s, gemma4, NULL);
+    convert_bad(
+        &o, ERR_FORMAT,
+        "d: tensor layers.0.self_attn.v_proj.weight is not part of a Gemma4DSparkModel that is known");
+    write_all(&s, gemma4, NULL);
+    s = gemma4_spec();
+    write_all(&s, gemma4, (const struct pair[]){{"target_layer_ids", "[0, 1]"}, {NULL, NULL}});
+    o.dialect = "ik";
+    convert_bad(&o, ERR_FORMAT,
+                "d: dialect ik has no place for the parts of a DSpark drafter (Gemma 4's blocks, a Mark...");
+}
+
 /* Sizes alone. */
 static void test_random(void **state)
 {
@@ -407,7 +533,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_markov),         cmocka_unit_test(test_forms),  cmocka_unit_test(test_ends),
         cmocka_unit_test(test_reduced),        cmocka_unit_test(test_domino), cmocka_unit_test(test_random),
-        cmocka_unit_test(test_dspark_refused),
+        cmocka_unit_test(test_dspark_refused), cmocka_unit_test(test_gemma4),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

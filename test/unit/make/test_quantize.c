@@ -457,6 +457,14 @@ static void test_kept_and_fallbacks(void **state)
         assert_int_equal(to[kept + 1], want[k].d);
         assert_int_equal(to[kept + 2], want[k].e);
     }
+    /* a head whose rows the recipe's blocks do not divide */
+    add(2, 288, 64, 1, "output.weight");
+    static const enum quant_recipe heads[] = {QUANT_IQ2_XXS, QUANT_IQ3_XXS, QUANT_IQ3_M, QUANT_Q4_K_M};
+    for (size_t k = 0; k < sizeof heads / sizeof *heads; k++) {
+        plan(heads[k], &m);
+        assert_int_equal(type_of("output.weight"), KN_Q8_0);
+    }
+    count--;
     /* convert keeps what is left alone as F32 */
     assert_int_equal(quant_plan(QUANT_Q4_K, &m, list, count, KN_F32, NULL, 0, to, &e), 0);
     for (int i = 0; i < kept; i++) assert_int_equal(to[i], KN_F32);

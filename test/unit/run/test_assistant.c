@@ -358,7 +358,8 @@ static void test_desc(void **state)
 #define A "gemma4-assistant."
     static const struct desc_case c[] = {
         {NULL, NULL, 0, NULL},
-        {"blk.1.layer_output_scale.weight", NULL, 0, NULL},
+        {"blk.1.layer_output_scale.weight", NULL, 0,
+         "tensor 'blk.1.layer_output_scale.weight': is missing (1 of 2 layers have it)"},
         {"nextn.pre_projection.weight", NULL, 0, "tensor 'nextn.pre_projection.weight': is missing"},
         {"nextn.post_projection.weight", NULL, 0, "tensor 'nextn.post_projection.weight': is missing"},
         {"token_embd.weight", NULL, 0, "tensor 'token_embd.weight': is missing"},

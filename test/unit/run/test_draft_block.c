@@ -1,6 +1,7 @@
-/* test_draft_block.c - drafters whose blocks are not Qwen3's, as llama.cpp's of Gemma 4 are: values made of
+/* test_draft_block.c - drafters whose blocks are not Qwen3's, as some of llama.cpp's are: values made of
  * keys, norms behind the branches, a scale of the layer, divisors of the rotation, gelu, a scale of the
- * scores. Context and block against a slow reference in double, and the target's stream. */
+ * scores, one of what attention leaves, sinks; and scales beside matrices. Context and block against a slow
+ * reference in double, and the target's stream. */
 #include "engine_fixture.h"
 
 #include "../../../common/make/convert.h"
@@ -17,9 +18,43 @@ enum { E = TINY_EMBD, V = TINY_VOCAB, HEADS = 4, KV = 2, D = 48, FF = 36, MOST =
         }                                                                                                    \
     }
 static const struct tiny_tensor norms[] = {NORMS(0), NORMS(1), {"", {0, 0}}},
-                                some[] = {{"blk.1.post_ffw_norm.weight", {E, 0}}, {"", {0, 0}}},
+                                before[] = {{"blk.0.post_attention_norm.weight", {E, 0}},
+                                            {"blk.1.post_attention_norm.weight", {E, 0}},
+                                            {"", {0, 0}}},
+                                after[] = {{"blk.0.post_ffw_norm.weight", {E, 0}},
+                                           {"blk.1.post_ffw_norm.weight", {E, 0}},
+                                           {"", {0, 0}}},
                                 turned[] = {
                                     NORMS(0), NORMS(1), {"rope_freqs.weight", {D / 2, 0}}, {"", {0, 0}}};
+
+#define SCALES(i)                                                                                            \
+    {"blk." #i ".attn_q.scale", {1, 0}}, {"blk." #i ".attn_k.scale", {1, 0}},                                \
+        {"blk." #i ".attn_output.scale", {1, 0}}, {"blk." #i ".ffn_gate.scale", {1, 0}},                     \
+        {"blk." #i ".ffn_up.scale", {1, 0}},                                                                 \
+    {                                                                                                        \
+        "blk." #i ".ffn_down.scale",                                                                         \
+        {                                                                                                    \
+            1, 0                                                                                             \
+        }                                                                                                    \
+    }
+static const struct tiny_tensor sinks[] = {{"blk.0.attn_sinks.weight", {HEADS, 0}},
+                                           {"blk.1.attn_sinks.weight", {HEADS, 0}},
+                                           {"", {0, 0}}},
+                                one_sink[] = {{"blk.1.attn_sinks.weight", {HEADS, 0}}, {"", {0, 0}}},
+                                scales[] = {{"fc.scale", {1, 0}},
+                                            SCALES(0),
+                                            SCALES(1),
+                                            {"blk.1.attn_v.scale", {1, 0}},
+                                            {"", {0, 0}}},
+                                everything[] = {NORMS(0),
+                                                NORMS(1),
+                                                SCALES(0),
+                                                SCALES(1),
+                                                {"rope_freqs.weight", {D / 2, 0}},
+                                                {"blk.0.attn_sinks.weight", {HEADS, 0}},
+                                                {"blk.1.attn_sinks.weight", {HEADS, 0}},
+                                                {"fc.scale", {1, 0}},
+                                                {"", {0, 0}}};
 
 static int gelu(struct gguf_writer *w, struct err *e)
 {
@@ -37,6 +72,23 @@ static int all(struct gguf_writer *w, struct err *e)
 {
     return gelu(w, e) || gguf_put_f32(w, "dflash.attention.scale", 0.05f, e);
 }
+static int valued(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_f32(w, "dflash.attention.value_scale", 0.612f, e);
+}
+static int from_embeddings(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_array(w, "dflash.target_layers", GGUF_I32, (const int32_t[]){0, 2}, 2, e);
+}
+static int all_sliding(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_array(w, "dflash.attention.sliding_window_pattern", GGUF_BOOL, (const uint8_t[]){1, 1}, 2,
+                          e);
+}
+static int whole(struct gguf_writer *w, struct err *e)
+{
+    return all(w, e) || valued(w, e);
+}
 
 static const struct form {
     const char *name;
@@ -47,9 +99,21 @@ static const struct form {
     {"silu", {.drafter = true, .edit = silu}, false},
     {"gelu", {.drafter = true, .edit = gelu}, true},
     {"scores", {.drafter = true, .edit = scored}, true},
-    {"values of keys", {.drafter = true, .drop_tensor = "blk.1.attn_v.weight"}, true},
+    {"values of keys", {.drafter = true, .extra = before, .drop_tensor = "blk.1.attn_v.weight"}, true},
     {"norms", {.drafter = true, .extra = norms}, true},
-    {"one norm", {.drafter = true, .extra = some}, true},
+    {"norms behind attention", {.drafter = true, .extra = before}, true},
+    {"norms behind the feed-forward", {.drafter = true, .extra = after}, true},
+    {"sinks", {.drafter = true, .extra = sinks}, false},
+    {"sinks of full layers", {.drafter = true, .extra = one_sink}, false},
+    {"attention scaled", {.drafter = true, .edit = valued}, true},
+    {"attention scaled and normed", {.drafter = true, .extra = norms, .edit = valued}, true},
+    {"matrices scaled", {.drafter = true, .extra = scales}, false},
+    {"embeddings tapped",
+     {.drafter = true, .drop_key = "dflash.target_layers", .edit = from_embeddings},
+     false},
+    {"everything",
+     {.drafter = true, .extra = everything, .drop_tensor = "blk.0.attn_v.weight", .edit = whole},
+     true},
     {"all", {.drafter = true, .extra = turned, .drop_tensor = "blk.0.attn_v.weight", .edit = all}, true},
 };
 enum { N_FORMS = sizeof forms / sizeof forms[0] };
@@ -65,11 +129,22 @@ static const float *w_of(const struct model *m, const char *part, int layer)
     return t ? (const float *)(const void *)t->data : NULL;
 }
 
-static void times(double *out, const float *w, int rows, const double *x, int cols)
+static double scale_of(const struct model *m, const char *part, int layer)
 {
+    char name[64];
+    snprintf(name, sizeof name, layer < 0 ? "%.0d%s.scale" : "blk.%d.%s.scale", layer < 0 ? 0 : layer, part);
+    const struct gguf_tensor *t = gguf_tensor(m->file, name);
+    return t ? (double)*(const float *)(const void *)t->data : 1;
+}
+
+static void times(double *out, const struct model *m, const char *part, int layer, int rows, const double *x,
+                  int cols)
+{
+    const float *w = w_of(m, part, layer);
+    const double scale = scale_of(m, part, layer);
     for (int r = 0; r < rows; r++) {
         out[r] = 0;
-        for (int c = 0; c < cols; c++) out[r] += (double)w[r * cols + c] * x[c];
+        for (int c = 0; c < cols; c++) out[r] += scale * (double)w[r * cols + c] * x[c];
     }
 }
 
@@ -94,8 +169,8 @@ static void turn(const struct model *m, double *x, int pos)
 static void key_value(const struct model *m, int i, const double *n, int pos, double *k, double *v)
 {
     const float *wv = w_of(m, "attn_v", i);
-    times(k, w_of(m, "attn_k", i), KV * D, n, E);
-    if (wv) times(v, wv, KV * D, n, E);
+    times(k, m, "attn_k", i, KV * D, n, E);
+    if (wv) times(v, m, "attn_v", i, KV * D, n, E);
     for (int h = 0; h < KV; h++) {
         if (!wv) normed(v + h * D, k + h * D, NULL, D);
         normed(k + h * D, k + h * D, w_of(m, "attn_k_norm", i), D);
@@ -112,9 +187,10 @@ static void attend(const struct model *m, const struct slow *s, int i, int at, i
                    double *out)
 {
     double q[HEADS * D], p[MOST];
+    const float *sink = w_of(m, "attn_sinks", i);
     const struct desc_layer *l = &m->d->layer[i];
     const double scale = m->d->attention_scale > 0 ? (double)m->d->attention_scale : 1 / sqrt(D);
-    times(q, w_of(m, "attn_q", i), HEADS * D, n, E);
+    times(q, m, "attn_q", i, HEADS * D, n, E);
     for (int h = 0; h < HEADS; h++) {
         double sum = 0, most = -INFINITY;
         normed(q + h * D, q + h * D, w_of(m, "attn_q_norm", i), D);
@@ -125,6 +201,7 @@ static void attend(const struct model *m, const struct slow *s, int i, int at, i
             if ((l->causal && j > at + row) || (l->window && at + row - j >= l->window)) p[j] = -INFINITY;
             if (p[j] > most) most = p[j];
         }
+        if (sink) sum = exp((double)sink[h] - most);
         for (int j = 0; j < at + TINY_BLOCK; j++) sum += p[j] = exp(p[j] - most);
         for (int c = 0; c < D; c++) out[h * D + c] = 0;
         for (int j = 0; j < at + TINY_BLOCK; j++)
@@ -146,14 +223,14 @@ static void feed_forward(const struct model *m, int i, double *x)
     double n[E], y[E], gate[FF], up[FF];
     const float *scale = w_of(m, "layer_output_scale", i);
     normed(n, x, w_of(m, "ffn_norm", i), E);
-    times(gate, w_of(m, "ffn_gate", i), FF, n, E);
-    times(up, w_of(m, "ffn_up", i), FF, n, E);
+    times(gate, m, "ffn_gate", i, FF, n, E);
+    times(up, m, "ffn_up", i, FF, n, E);
     for (int c = 0; c < FF; c++) {
         const double g = gate[c];
         up[c] *= m->d->gelu ? g / 2 * (1 + tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)))
                             : g / (1 + exp(-g));
     }
-    times(y, w_of(m, "ffn_down", i), E, up, FF);
+    times(y, m, "ffn_down", i, E, up, FF);
     join(m, i, "post_ffw_norm", y, x);
     for (int c = 0; c < E && scale; c++) x[c] *= (double)scale[0];
 }
@@ -164,7 +241,7 @@ static void slow_block(const struct model *m, struct slow *s, int at, int32_t an
     const float *embed = w_of(pair_target, "token_embd", -1);
     double n[TINY_BLOCK][E], out[HEADS * D], y[E];
     for (int j = 0; j < at; j++) {
-        times(y, w_of(m, "fc", -1), E, s->features[j], 2 * E);
+        times(y, m, "fc", -1, E, s->features[j], 2 * E);
         normed(s->context[j], y, w_of(m, "enc.output_norm", -1), E);
     }
     for (int r = 0; r < TINY_BLOCK; r++)
@@ -177,7 +254,8 @@ static void slow_block(const struct model *m, struct slow *s, int at, int32_t an
         }
         for (int r = 0; r < TINY_BLOCK; r++) {
             attend(m, s, i, at, r, n[r], out);
-            times(y, w_of(m, "attn_output", i), E, out, HEADS * D);
+            times(y, m, "attn_output", i, E, out, HEADS * D);
+            for (int c = 0; c < E && m->d->value_scale > 0; c++) y[c] *= (double)m->d->value_scale;
             join(m, i, "post_attention_norm", y, s->x[r]);
             feed_forward(m, i, s->x[r]);
         }
@@ -214,12 +292,15 @@ static void test_block(void **state)
             must(session_prefill(q, prompt, at, NULL, NULL, &e), &e);
             must(session_draft(q, prompt[at], ids, &usable, true, &e), &e);
             for (int j = 0; j < at * 2 * E; j++) s.features[j / (2 * E)][j % (2 * E)] = q->by[0].features[j];
+            for (int j = 0; j < at * E && m->d->taps[0] < 0; j++) /* as they are: this target has no scale */
+                assert_true(s.features[j / E][j % E] ==
+                            (double)w_of(pair_target, "token_embd", -1)[prompt[j / E] * E + j % E]);
             slow_block(m, &s, at, prompt[at]);
             for (int r = 0; r < TINY_BLOCK; r++) {
                 double h[E], want[V];
                 float got[V];
                 normed(h, s.x[r], w_of(m, "output_norm", -1), E);
-                times(want, w_of(pair_target, "output", -1), V, h, E);
+                times(want, pair_target, "output", -1, V, h, E);
                 must(session_logits(q, r, got, &e), &e);
                 for (int v = 0; v < V; v++)
                     if (!(fabs(got[v] - want[v]) < 5e-4))
@@ -259,6 +340,10 @@ static int relu(struct gguf_writer *w, struct err *e)
 {
     return gguf_put_str(w, "dflash.hidden_act", "relu", 4, e);
 }
+static int no_value(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_f32(w, "dflash.attention.value_scale", 0, e);
+}
 static int below(struct gguf_writer *w, struct err *e)
 {
     return gguf_put_f32(w, "dflash.attention.scale", -1, e);
@@ -267,7 +352,14 @@ static int below(struct gguf_writer *w, struct err *e)
 static void test_refused(void **state)
 {
     static const struct tiny_tensor scale[] = {{"blk.0.layer_output_scale.weight", {1, 0}}, {"", {0, 0}}},
-                                    freqs[] = {{"rope_freqs.weight", {D, 0}}, {"", {0, 0}}};
+                                    freqs[] = {{"rope_freqs.weight", {D, 0}}, {"", {0, 0}}},
+                                    long_sinks[] = {{"blk.1.attn_sinks.weight", {HEADS + 1, 0}},
+                                                    {"", {0, 0}}},
+                                    no_layer[] = {{"blk.2.attn_sinks.weight", {HEADS, 0}}, {"", {0, 0}}},
+                                    of_none[] = {{"blk.0.attn_v.scale", {1, 0}}, {"", {0, 0}}},
+                                    two[] = {{"blk.0.attn_q.scale", {2, 0}}, {"", {0, 0}}},
+                                    of_head[] = {{"output.scale", {1, 0}}, {"", {0, 0}}},
+                                    input[] = {{"blk.0.attn_q.input_scale", {1, 0}}, {"", {0, 0}}};
     static const struct {
         struct tiny y;
         const char *msg;
@@ -278,9 +370,32 @@ static void test_refused(void **state)
          "key 'dflash.attention.scale': out of range (expected a finite number above 0, got -1)"},
         {{.extra = scale},
          "tensor 'blk.0.layer_output_scale.weight': is not supported without post_ffw_norm"},
+        {{.drop_tensor = "blk.1.attn_v.weight"}, "tensor 'blk.1.attn_v.weight': is missing"},
+        {{.extra = norms, .drop_tensor = "blk.0.post_attention_norm.weight"},
+         "tensor 'blk.0.post_attention_norm.weight': is missing (1 of 2 layers have it)"},
+        {{.extra = norms, .drop_tensor = "blk.1.post_ffw_norm.weight"},
+         "is not supported without post_ffw_norm"},
+        {{.extra = after, .drop_tensor = "blk.1.post_ffw_norm.weight"},
+         "tensor 'blk.1.post_ffw_norm.weight': is missing (1 of 2 layers have it)"},
+        {{.extra = norms, .drop_tensor = "blk.1.layer_output_scale.weight"},
+         "tensor 'blk.1.layer_output_scale.weight': is missing (1 of 2 layers have it)"},
         {{.extra = freqs}, "tensor 'rope_freqs.weight': has the wrong shape (expected [24], got [48])"},
         {{.extra = norms, .wide_tensor = "blk.1.post_ffw_norm.weight"},
          "tensor 'blk.1.post_ffw_norm.weight': has the wrong shape (expected [40], got [41])"},
+        {{.edit = no_value},
+         "key 'dflash.attention.value_scale': out of range (expected a finite number above 0, got 0)"},
+        {{.extra = long_sinks},
+         "tensor 'blk.1.attn_sinks.weight': has the wrong shape (expected [4], got [5])"},
+        {{.extra = one_sink, .drop_key = "dflash.attention.sliding_window_pattern", .edit = all_sliding},
+         "tensor 'blk.0.attn_sinks.weight': is missing (another sliding layer has it)"},
+        {{.extra = no_layer}, "tensor 'blk.2.attn_sinks.weight': is not part of a dflash model"},
+        {{.extra = of_none, .drop_tensor = "blk.0.attn_v.weight"},
+         "tensor 'blk.0.attn_v.scale': there is no blk.0.attn_v.weight that it is of"},
+        {{.extra = two}, "tensor 'blk.0.attn_q.scale': has the wrong shape (expected [1], got [2])"},
+        {{.extra = of_head}, "tensor 'output.scale': there is no output.weight that it is of"},
+        {{.extra = input}, "tensor 'blk.0.attn_q.input_scale': is not part of a dflash model"},
+        {{.extra = scales, .nan_tensor = "blk.1.ffn_down.scale"},
+         "tensor 'blk.1.ffn_down.scale': is no scale (expected a finite number other than 0, got nan)"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof c / sizeof c[0]; i++) {

@@ -33,9 +33,9 @@ static int short_pattern(struct gguf_writer *w, struct err *e)
     const uint8_t one = 1;
     return gguf_put_array(w, "dflash.attention.sliding_window_pattern", GGUF_BOOL, &one, 1, e);
 }
-static int tap_zero(struct gguf_writer *w, struct err *e)
+static int tap_below(struct gguf_writer *w, struct err *e)
 {
-    const int32_t taps[] = {0, 3};
+    const int32_t taps[] = {-1, 3};
     return gguf_put_array(w, "dflash.target_layers", GGUF_I32, taps, 2, e);
 }
 static int three_taps(struct gguf_writer *w, struct err *e)
@@ -71,7 +71,7 @@ static void test_desc_refuses(void **state)
         {{.drafter = true, .edit = conv_key},
          "key 'dflash.conv_group_size': is missing (expected an integer)"},
         {{.drafter = true, .edit = short_pattern}, "(expected bool[2], got bool[1])"},
-        {{.drafter = true, .edit = tap_zero}, "element 0 out of range (expected 1 to 1024, got 0)"},
+        {{.drafter = true, .edit = tap_below}, "element 0 out of range (expected 0 to 1024, got -1)"},
         {{.drafter = true, .edit = three_taps}, "is no multiple of the 3 taps"},
         {{.drafter = true, .drop_key = "dflash.block_size"}, "key 'dflash.block_size': is missing"},
         {{.drafter = true, .drop_key = "tokenizer.ggml.mask_token_id"}, "mask_token_id': is missing"},

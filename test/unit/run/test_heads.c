@@ -360,22 +360,30 @@ static void test_streams(void **state)
 struct edges_watch {
     struct session *s;
     const struct model *m;
-    bool reduced;
+    const struct head *h;
     int checked;
 };
 
-/* What the Markov head adds to the logit of an id behind another one. */
-static double edge_of(const struct edges_watch *w, int32_t before, int32_t id)
+/* What the head adds to the logits of proposal j where before stands in front of it, and the proposals in
+ * front of that: of every id, -Inf where the reduced vocabulary has none. */
+static void slow_edges(const struct edges_watch *w, const int32_t *chain, int32_t j, int32_t before,
+                       double *out)
 {
-    const int32_t rank = w->m->d->markov_rank;
-    const float *w1 = w_of(w->m, "markov_w1.weight"), *w2 = w_of(w->m, "markov_w2.weight");
-    int32_t row = w->reduced ? 0 : id;
-    double sum = 0;
-    while (w->reduced && row < TINY_REDUCED && tiny_d2t[row] != id) row++;
-    if (w->reduced && row == TINY_REDUCED) return -INFINITY;
-    for (int32_t r = 0; r < rank; r++)
-        sum += (double)w1[(int64_t)before * rank + r] * (double)w2[(int64_t)row * rank + r];
-    return sum;
+    static double confidence;
+    struct slow slow = {.m = w->m, .h = w->h};
+    const bool part = gguf_tensor(w->m->file, "d2t");
+    double h[E], add[V];
+    int rows = V;
+    for (int32_t i = 0; i <= j; i++) {
+        const int32_t id = i == j ? before : chain[i];
+        normed(h, w->s->g->work.x + (w->h->first + i) * E, w_of(w->m, "output_norm.weight"));
+        if (!strcmp(w->h->kind, "Domino"))
+            slow_domino(&slow, h, id, add);
+        else
+            rows = slow_markov(&slow, h, id, add, &confidence);
+    }
+    for (int32_t v = 0; v < V; v++) out[v] = part ? -INFINITY : j < w->h->pure ? 0 : add[v];
+    for (int32_t r = 0; part && r < rows; r++) out[tiny_d2t[r]] = add[r];
 }
 
 static void edges_next(void *ctx, struct plan *p)
@@ -385,33 +393,38 @@ static void edges_next(void *ctx, struct plan *p)
 }
 
 /* Rows behind the proposals, and behind every other candidate, are softmaxes among the candidates of the
- * head's own logits and what it adds. */
+ * head's own logits and what it adds: by a slow reference that runs it along each path that leaves the
+ * proposals there. */
 static void edges_choose(void *ctx, const struct plan_offer *o, struct plan_choice *c)
 {
     struct edges_watch *w = ctx;
     struct session *s = w->s;
-    const struct session_ranked *r = session_ranked(s, &s->begun[s->started % SESSION_RESULTS]);
+    struct session_started *b = &s->begun[s->started % SESSION_RESULTS];
+    const struct session_ranked *r = session_ranked(s, b);
     const int32_t k = o->n_top;
     *c = (struct plan_choice){.rows = 1};
     assert_non_null(o->behind);
-    assert_int_equal(k, w->reduced ? TINY_REDUCED : TINY_VOCAB);
+    assert_int_equal(k, gguf_tensor(w->m->file, "d2t") ? TINY_REDUCED : TINY_VOCAB);
+    int32_t tokens[MAX_BLOCK] = {s->offers[(b->offer - 1) % SESSION_RESULTS].ids[0]};
+    for (int32_t j = 0; j < o->n_draft; j++) tokens[j + 1] = r->ids[j * k];
     for (int32_t j = 1; j < o->n_draft; j++)
         for (int32_t rank = 1; rank < k; rank++) {
             const float *logits = s->g->logits + (int64_t)j * TINY_VOCAB,
                         *row = o->behind(o->behind_ctx, j, rank);
-            const int32_t *ids = r->ids + j * k, chain = r->ids[(j - 1) * k],
-                          before = r->ids[(j - 1) * k + rank];
-            double x[TINY_VOCAB], most = -INFINITY, sum = 0, mass = 0;
+            const int32_t *ids = r->ids + j * k;
+            double x[TINY_VOCAB], by[V], here[V], most = -INFINITY, sum = 0, mass = 0;
+            slow_edges(w, tokens, j, tokens[j], here);
+            slow_edges(w, tokens, j, r->ids[(j - 1) * k + rank], by);
             for (int32_t i = 0; i < k; i++) {
-                x[i] = (double)logits[ids[i]] - edge_of(w, chain, ids[i]) + edge_of(w, before, ids[i]);
+                x[i] = (double)logits[ids[i]] - here[ids[i]] + by[ids[i]];
                 most = fmax(most, x[i]);
             }
             for (int32_t i = 0; i < k; i++) sum += exp(x[i] - most), mass += exp((double)o->top[j * k + i]);
             const double all = log(sum) - fmin(0, log(mass));
             for (int32_t i = 0; i < k; i++)
                 if (!(fabs(x[i] - most - all - (double)row[i]) < 1e-4))
-                    fail_msg("place %d behind candidate %d, candidate %d: %g, expected %g", j, rank, i,
-                             (double)row[i], x[i] - most - all);
+                    fail_msg("%s: place %d behind candidate %d, candidate %d: %g, expected %g", w->h->name, j,
+                             rank, i, (double)row[i], x[i] - most - all);
             w->checked++;
         }
 }
@@ -420,20 +433,20 @@ static void test_behind(void **state)
 {
     (void)state;
     for (int i = 0; i < N_HEADS; i++) {
-        if (heads[i].extra != vanilla && heads[i].extra != reduced_markov) continue;
+        if (!strcmp(heads[i].kind, "DFlash") || heads[i].extra == bare) continue;
         struct err e = {0};
         static struct run r;
         write_head(&heads[i], 4);
         struct model *d = load(path, be);
         const struct way y = {.prompt = 30, .drafter = true, .tree = 20};
         struct session *s = start(&y, pair_target, d);
-        struct edges_watch w = {.s = s, .m = d, .reduced = heads[i].extra == reduced_markov};
+        struct edges_watch w = {.s = s, .m = d, .h = &heads[i]};
         const struct planner p = {.next = edges_next, .choose = edges_choose, .ctx = &w};
         const struct spec_options o = {
             .n = N_NEW, .sampler = greedy, .planner = &p, .tokens = take_tokens, .ctx = &r};
         memset(&r, 0, sizeof r);
         must(session_prefill(s, prompt, 30, NULL, NULL, &e) || spec_generate(s, &o, &r.st, &e), &e);
-        assert_true(w.checked > 500);
+        if (w.checked < 500) fail_msg("%s: %d rows", heads[i].name, w.checked);
         session_free(s);
         model_free(d);
     }
