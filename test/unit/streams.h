@@ -64,6 +64,20 @@ static inline int take_proposals(void *ctx, const int32_t *ids, int32_t n, struc
     return 0;
 }
 
+static inline void go_on(struct session *s, const struct kn_sampler *sampler, int64_t n, int32_t width,
+                         struct run *r)
+{
+    struct err e = {0};
+    const struct spec_options o = {.n = n,
+                                   .sampler = *sampler,
+                                   .width = width,
+                                   .tokens = take_tokens,
+                                   .proposals = take_proposals,
+                                   .ctx = r};
+    memset(r, 0, sizeof *r);
+    must(spec_generate(s, &o, &r->st, &e), &e);
+}
+
 static inline void same_ids(const struct run *a, const struct run *b)
 {
     assert_memory_equal(a->id, b->id, N_NEW * sizeof *a->id);

@@ -42,16 +42,7 @@ static struct spec_tensor *named(struct spec *s, const char *part)
 
 static void write_all(const struct spec *s, const struct pair *change)
 {
-    struct pair all[16];
-    int n = 0;
-    for (const struct pair *p = dflash2; p->key; p++) {
-        bool changed = false;
-        for (const struct pair *c = change; c && c->key; c++) changed |= !strcmp(c->key, p->key);
-        if (!changed) all[n++] = *p;
-    }
-    for (const struct pair *c = change; c && c->key; c++) all[n++] = *c;
-    all[n] = (struct pair){NULL, NULL};
-    write_config("d", base_drafter, all);
+    write_changed("d", base_drafter, dflash2, change);
     write_weights("d", s);
 }
 

@@ -58,6 +58,67 @@ static void near(const struct imatrix *m, const char *name, int mat, const doubl
             fail_msg("%s %d: column %d: %g, expected %g", name, mat, c, t->sum2[mat * IN + c], want[c]);
 }
 
+/* The sums of squares of what the products take in, in double. */
+struct sums {
+    double plain[IN], normed[IN], gate[MATS][IN], down[MATS][IN], hits[MATS];
+};
+
+static void sums_by_the_book(struct sums *w, const float *x, const float *norm, const float *h, int32_t *ids)
+{
+    memset(w, 0, sizeof *w);
+    for (int i = 0; i < N; i++) { /* expert 4 sees nothing */
+        double ms = 0;
+        for (int c = 0; c < IN; c++) ms += (double)x[i * IN + c] * x[i * IN + c];
+        const double scale = 1 / sqrt(ms / IN + 1e-6);
+        for (int j = 0; j < USED; j++) ids[i * USED + j] = (i + 2 * j) % 4, w->hits[(i + 2 * j) % 4]++;
+        for (int c = 0; c < IN; c++) {
+            const double y = x[i * IN + c] * scale * norm[c];
+            w->plain[c] += (double)x[i * IN + c] * x[i * IN + c];
+            w->normed[c] += y * y;
+            for (int j = 0; j < USED; j++) {
+                const double v = h[(i * USED + j) * IN + c];
+                w->gate[ids[i * USED + j]][c] += y * y;
+                w->down[ids[i * USED + j]][c] += v * v;
+            }
+        }
+    }
+}
+
+/* Behind linear, norm_linear, norm_gated, experts_gated and experts_down, once each. */
+static void check_sums(const struct imatrix *m, const struct sums *w)
+{
+    double twice[IN], sum[IN];
+    for (int c = 0; c < IN; c++) twice[c] = 2 * w->normed[c], sum[c] = w->plain[c] + w->normed[c];
+    near(m, "a.weight", 0, sum, 2 * N);
+    near(m, "b.weight", 0, twice, 2 * N);
+    near(m, "gate.weight", 0, w->normed, N);
+    for (int j = 0; j < MATS; j++) {
+        near(m, "gate_exps.weight", j, w->gate[j], w->hits[j]);
+        near(m, "down_exps.weight", j, w->down[j], w->hits[j]);
+    }
+}
+
+/* An entry that the model has not, and one of another width. */
+static void check_entries(struct kn_backend *be, const struct model *model, struct imatrix *m)
+{
+    const struct kn_ops *own = kn_op(be);
+    struct imatrix_watch *w;
+    struct imatrix_entry *t;
+    struct err e = {0};
+    assert_int_equal(imatrix_entry(m, "c.weight", IN, 1, &t, &e), 0);
+    assert_int_equal(imatrix_watch_new(&w, model, m, &e), -1);
+    assert_int_equal(e.code, ERR_FORMAT);
+    assert_non_null(strstr(e.msg, "c.weight"));
+    struct imatrix *narrow;
+    e = (struct err){0};
+    assert_int_equal(imatrix_new(&narrow, &e), 0);
+    assert_int_equal(imatrix_entry(narrow, "gate_exps.weight", IN, 4, &t, &e), 0);
+    assert_int_equal(imatrix_watch_new(&w, model, narrow, &e), -1);
+    assert_non_null(strstr(e.msg, "48 columns of 5 matrices, got 48 of 4"));
+    assert_ptr_equal(kn_op(be), own);
+    imatrix_free(narrow);
+}
+
 static void test_sums(void **state)
 {
     (void)state;
@@ -72,29 +133,13 @@ static void test_sums(void **state)
     float *outs[] = {both[0], both[1]}, share[N * USED];
     const struct kn_weight *ab[] = {&weights[0], &weights[1]};
     int32_t ids[N * USED];
-    double plain[IN] = {0}, normed[IN] = {0}, gate[MATS][IN] = {{0}}, down[MATS][IN] = {{0}},
-           hits[MATS] = {0};
+    struct sums want;
     uint64_t seed = 9;
     rnd_fill(x, N * IN, 1.5f, &seed);
     rnd_fill(norm, IN, 1.0f, &seed);
     rnd_fill(h, N * USED * IN, 0.7f, &seed);
     for (int i = 0; i < N * USED; i++) share[i] = 0.5f;
-    for (int i = 0; i < N; i++) { /* expert 4 sees nothing */
-        double ms = 0;
-        for (int c = 0; c < IN; c++) ms += (double)x[i * IN + c] * x[i * IN + c];
-        const double scale = 1 / sqrt(ms / IN + 1e-6);
-        for (int j = 0; j < USED; j++) ids[i * USED + j] = (i + 2 * j) % 4, hits[(i + 2 * j) % 4]++;
-        for (int c = 0; c < IN; c++) {
-            const double y = x[i * IN + c] * scale * norm[c];
-            plain[c] += (double)x[i * IN + c] * x[i * IN + c];
-            normed[c] += y * y;
-            for (int j = 0; j < USED; j++) {
-                const double v = h[(i * USED + j) * IN + c];
-                gate[ids[i * USED + j]][c] += y * y;
-                down[ids[i * USED + j]][c] += v * v;
-            }
-        }
-    }
+    sums_by_the_book(&want, x, norm, h, ids);
     assert_int_equal(own->experts_down(be, out, &weights[4], h, ids, share, N, USED, false), 0);
     assert_int_equal(imatrix_new(&m, &e), 0);
     assert_int_equal(imatrix_watch_new(&w, &model, m, &e), 0);
@@ -109,18 +154,10 @@ static void test_sums(void **state)
         op->experts_gated(be, out2, &weights[3], &weights[5], x, norm, 1e-6f, KN_ACT_SILU, ids, N, USED), 0);
     assert_int_equal(op->experts_down(be, out2, &weights[4], h, ids, share, N, USED, false), 0);
     assert_memory_equal(out, out2, N * IN * sizeof *out); /* and the result is what it was */
-    double twice[IN], sum[IN];
-    for (int c = 0; c < IN; c++) twice[c] = 2 * normed[c], sum[c] = plain[c] + normed[c];
-    near(m, "a.weight", 0, sum, 2 * N);
-    near(m, "b.weight", 0, twice, 2 * N);
-    near(m, "gate.weight", 0, normed, N);
-    for (int j = 0; j < MATS; j++) {
-        near(m, "gate_exps.weight", j, gate[j], hits[j]);
-        near(m, "down_exps.weight", j, down[j], hits[j]);
-    }
+    check_sums(m, &want);
     imatrix_watch_stop(w);
     assert_int_equal(op->linear(be, both[0], &weights[0], x, N, false), 0);
-    near(m, "a.weight", 0, sum, 2 * N);
+    check_sums(m, &want);
     imatrix_watch_free(w);
     assert_ptr_equal(kn_op(be), own);
     /* a NaN on its way in is an error that names the product */
@@ -129,19 +166,7 @@ static void test_sums(void **state)
     assert_int_equal(kn_op(be)->linear(be, both[0], &weights[0], x, N, false), KN_EDEVICE);
     assert_non_null(strstr(kn_message(be), "a.weight"));
     imatrix_watch_free(w);
-    /* an entry the model has not, and one of another width */
-    struct imatrix_entry *t;
-    assert_int_equal(imatrix_entry(m, "c.weight", IN, 1, &t, &e), 0);
-    assert_int_equal(imatrix_watch_new(&w, &model, m, &e), -1);
-    assert_int_equal(e.code, ERR_FORMAT);
-    assert_non_null(strstr(e.msg, "c.weight"));
-    imatrix_free(m);
-    e = (struct err){0};
-    assert_int_equal(imatrix_new(&m, &e), 0);
-    assert_int_equal(imatrix_entry(m, "gate_exps.weight", IN, 4, &t, &e), 0);
-    assert_int_equal(imatrix_watch_new(&w, &model, m, &e), -1);
-    assert_non_null(strstr(e.msg, "48 columns of 5 matrices, got 48 of 4"));
-    assert_ptr_equal(kn_op(be), own);
+    check_entries(be, &model, m);
     imatrix_free(m);
     for (int i = 0; i < 6; i++) own->weight_free(be, &weights[i]);
     kn_backend_close(be);

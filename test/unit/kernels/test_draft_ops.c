@@ -243,6 +243,49 @@ static void tables_free(struct tables *t, struct kn_backend *be)
     }
 }
 
+/* What stands on the left, and a reduced vocabulary. */
+enum edges_form { HIDDEN, NO_HIDDEN, GIVEN, REDUCED, FORMS };
+struct edges_case {
+    int number, k, rank;
+    enum edges_form form;
+    const int32_t *ids, anchor, *row_of;
+    const float *left, *values, *hidden, *got;
+};
+
+/* got against the sums in double. */
+static void edges_check(const struct edges_case *c, const struct tables *t)
+{
+    for (int s = 0; s < SLOTS; s++)
+        for (int p = 0; p < (s ? c->k : 1); p++)
+            for (int x = 0; x < c->k; x++) {
+                const int32_t before = s ? c->ids[(s - 1) * c->k + p] : c->anchor,
+                              after = c->ids[s * c->k + x];
+                const int32_t row =
+                    c->form == REDUCED && after >= 0 && after < VOCAB ? c->row_of[after] : after;
+                const bool from = before >= 0 && (before < VOCAB || c->form == GIVEN),
+                           to = row >= 0 && row < VOCAB;
+                double sum = 0, size = 1;
+                const float got = c->got[(s * c->k + p) * c->k + x];
+                for (int r = 0; from && to && r < c->rank; r++) {
+                    const double l =
+                        c->form == GIVEN
+                            ? (double)c->left[(s * c->k + p) * c->rank + r]
+                            : (double)t->values[0][before * c->rank + r] *
+                                  (c->form == NO_HIDDEN ? 1 : (double)c->hidden[s * c->rank + r]);
+                    const double e = l * (double)t->values[1][row * c->rank + r];
+                    sum += e, size += fabs(e);
+                }
+                if (!from)
+                    assert_true(isnan(got));
+                else if (c->values[s * c->k + x] == -INFINITY)
+                    assert_true(got == -INFINITY);
+                else if (!(fabs((double)got - ((double)c->values[s * c->k + x] + 0.5 * sum)) <
+                           EPS32 * (c->rank / 16 + 8) * size))
+                    fail_msg("case %d, slot %d, %d to %d: %g, expected %g", c->number, s, p, x, (double)got,
+                             (double)c->values[s * c->k + x] + 0.5 * sum);
+            }
+}
+
 static void test_edges(void **state)
 {
     (void)state;
@@ -251,11 +294,11 @@ static void test_edges(void **state)
         int k, rank;
     } c[] = {{{KN_F32, KN_F32}, 8, 32},     {{KN_BF16, KN_BF16}, 16, 256}, {{KN_F16, KN_F16}, 1, 7},
              {{KN_Q4_K, KN_Q6_K}, 20, 512}, {{KN_Q8_0, KN_Q8_0}, 17, 96},  {{KN_Q6_K, KN_Q6_K}, 5, 256}};
-    enum { HIDDEN, NO_HIDDEN, GIVEN, REDUCED, FORMS }; /* what stands on the left, and a reduced vocabulary */
     int32_t row_of[VOCAB];
     for (int i = 0; i < VOCAB; i++) row_of[i] = i % 5 ? (i * 7 + 3) % VOCAB : -1;
     for (size_t at = 0; at < FORMS * sizeof c / sizeof *c; at++) {
-        const size_t i = at / FORMS, form = at % FORMS;
+        const size_t i = at / FORMS;
+        const enum edges_form form = (enum edges_form)(at % FORMS);
         const int k = c[i].k, rank = c[i].rank;
         static float left[SLOTS * MOST_K * MOST_RANK];
         static float values[SLOTS * MOST_K], hidden[SLOTS * MOST_RANK], first[SLOTS * MOST_K * MOST_K],
@@ -293,33 +336,9 @@ static void test_edges(void **state)
         }
         be = test_fastest();
         tables_make(&t, be, c[i].type, rank);
-        for (int s = 0; s < SLOTS; s++)
-            for (int p = 0; p < (s ? k : 1); p++)
-                for (int x = 0; x < k; x++) {
-                    const int32_t before = s ? ids[(s - 1) * k + p] : anchor, after = ids[s * k + x];
-                    const int32_t row =
-                        form == REDUCED && after >= 0 && after < VOCAB ? row_of[after] : after;
-                    const bool from = before >= 0 && (before < VOCAB || form == GIVEN),
-                               to = row >= 0 && row < VOCAB;
-                    double sum = 0, size = 1;
-                    const float got = first[(s * k + p) * k + x];
-                    for (int r = 0; from && to && r < rank; r++) {
-                        const double l = form == GIVEN
-                                             ? (double)left[(s * k + p) * rank + r]
-                                             : (double)t.values[0][before * rank + r] *
-                                                   (form == NO_HIDDEN ? 1 : (double)hidden[s * rank + r]);
-                        const double e = l * (double)t.values[1][row * rank + r];
-                        sum += e, size += fabs(e);
-                    }
-                    if (!from)
-                        assert_true(isnan(got));
-                    else if (values[s * k + x] == -INFINITY)
-                        assert_true(got == -INFINITY);
-                    else if (!(fabs((double)got - ((double)values[s * k + x] + 0.5 * sum)) <
-                               EPS32 * (rank / 16 + 8) * size))
-                        fail_msg("case %d, slot %d, %d to %d: %g, expected %g", (int)i, s, p, x, (double)got,
-                                 (double)values[s * k + x] + 0.5 * sum);
-                }
+        edges_check(
+            &(struct edges_case){(int)i, k, rank, form, ids, anchor, row_of, left, values, hidden, first},
+            &t);
         tables_free(&t, be);
         kn_backend_close(be);
     }

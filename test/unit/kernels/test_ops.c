@@ -112,6 +112,47 @@ static float ring_at(uint32_t type, const void *ring, size_t slot)
                             : kn_bf16_to_f32(((const uint16_t *)ring)[slot]);
 }
 
+/* What a call took, and what it left: q, k and the cache's rows. */
+struct rope_rows {
+    const float *q, *k, *v, *g, *table, *wq, *wk;
+    const void *wrk, *wrv;
+    const int32_t *pos;
+    int cap;
+};
+
+static void rope_compare(const struct rope_case *c, const struct rope_rows *r)
+{
+    double y[512], yv[512];
+    for (int i = 0; i < c->n; i++)
+        for (int h = 0; h < c->n_head + c->n_kv; h++) {
+            bool is_q = h < c->n_head;
+            size_t at =
+                is_q ? (size_t)((i * c->n_head + h) * c->d) : (size_t)((i * c->n_kv + h - c->n_head) * c->d);
+            if (is_q && !c->query) continue;
+            rope_reference((is_q ? r->q : r->k) + at, c->norms ? r->g : NULL, r->table + i * c->n_rot, c->d,
+                           c->n_rot, c->inter, 1e-6f, y);
+            if (!is_q) rope_value(c, (c->v_is_k ? r->k : r->v) + at, yv);
+            for (int j = 0; j < c->d; j++) {
+                float got = (is_q ? r->wq : r->wk)[at + (size_t)j];
+                /* the norm's roundings (as test_rms_norm: 11 for 128) and two of the rotation, of values up
+                 * to |12| */
+                assert_true(fabs(got - y[j]) <= 13 * EPS32 * 12.0);
+                if (!c->norms && j >= c->n_rot) assert_true(got == (is_q ? r->q : r->k)[at + (size_t)j]);
+                if (is_q) continue;
+                size_t slot = (size_t)(r->pos[i] % r->cap) * (size_t)(c->n_kv * c->d) + at -
+                              (size_t)(i * c->n_kv * c->d) + (size_t)j;
+                float sk = ring_at(c->type.k, r->wrk, slot), sv = ring_at(c->type.v, r->wrv, slot);
+                /* the norm's 11 roundings, and the cache's own */
+                double step = c->type.v == KN_F32 ? 0 : c->type.v == KN_F16 ? 0x1p-11 : 0x1p-8;
+                assert_true(sk == round_to(c->type.k, got));
+                if (c->v_norm)
+                    assert_true(fabs(sv - yv[j]) <= fabs(yv[j]) * (11 * EPS32 + step) + 0x1p-25);
+                else
+                    assert_true(sv == round_to(c->type.v, (float)yv[j]));
+            }
+        }
+}
+
 static void rope_check(const struct rope_case *c, int number)
 {
     const int cap = 256;
@@ -124,7 +165,7 @@ static void rope_check(const struct rope_case *c, int number)
           *wq = test_alloc(nq * 4), *wk = test_alloc(nk * 4);
     void *rk = test_alloc(ring), *rv = test_alloc(ring), *wrk = test_alloc(ring), *wrv = test_alloc(ring);
     int32_t *pos = test_alloc((size_t)c->n * 4);
-    double *freq = test_alloc((size_t)c->d * sizeof *freq), y[512], yv[512];
+    double *freq = test_alloc((size_t)c->d * sizeof *freq);
     uint64_t seed = (uint64_t)number;
     struct kn_backend *be;
     rnd_fill(q, nq, 2.0f, &seed);
@@ -175,34 +216,7 @@ static void rope_check(const struct rope_case *c, int number)
         }
         kn_backend_close(be);
     }
-    for (int i = 0; i < c->n; i++)
-        for (int h = 0; h < c->n_head + c->n_kv; h++) {
-            bool is_q = h < c->n_head;
-            size_t at =
-                is_q ? (size_t)((i * c->n_head + h) * c->d) : (size_t)((i * c->n_kv + h - c->n_head) * c->d);
-            if (is_q && !c->query) continue;
-            rope_reference((is_q ? q : k) + at, c->norms ? g : NULL, table + i * c->n_rot, c->d, c->n_rot,
-                           c->inter, 1e-6f, y);
-            if (!is_q) rope_value(c, (c->v_is_k ? k : v) + at, yv);
-            for (int j = 0; j < c->d; j++) {
-                float got = (is_q ? wq : wk)[at + (size_t)j];
-                /* the norm's roundings (as test_rms_norm: 11 for 128) and two of the rotation, of values up
-                 * to |12| */
-                assert_true(fabs(got - y[j]) <= 13 * EPS32 * 12.0);
-                if (!c->norms && j >= c->n_rot) assert_true(got == (is_q ? q : k)[at + (size_t)j]);
-                if (is_q) continue;
-                size_t slot = (size_t)(pos[i] % cap) * (size_t)(c->n_kv * c->d) + at -
-                              (size_t)(i * c->n_kv * c->d) + (size_t)j;
-                float sk = ring_at(type.k, wrk, slot), sv = ring_at(type.v, wrv, slot);
-                /* the norm's 11 roundings, and the cache's own */
-                double step = type.v == KN_F32 ? 0 : type.v == KN_F16 ? 0x1p-11 : 0x1p-8;
-                assert_true(sk == round_to(type.k, got));
-                if (c->v_norm)
-                    assert_true(fabs(sv - yv[j]) <= fabs(yv[j]) * (11 * EPS32 + step) + 0x1p-25);
-                else
-                    assert_true(sv == round_to(type.v, (float)yv[j]));
-            }
-        }
+    rope_compare(c, &(struct rope_rows){q, k, v, g, table, wq, wk, wrk, wrv, pos, cap});
     void *all[] = {q, k, v, table, q2, k2, g, wq, wk, rk, rv, wrk, wrv, pos, freq};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }

@@ -127,6 +127,22 @@ static inline void write_config(const char *dir, const struct pair *base, const 
     write_file(path, text, n);
 }
 
+/* The same with a case's changes over a family's parts over the base. */
+static inline void write_changed(const char *dir, const struct pair *base, const struct pair *parts,
+                                 const struct pair *change)
+{
+    struct pair all[32];
+    int n = 0;
+    for (const struct pair *p = parts; p->key; p++) {
+        bool changed = false;
+        for (const struct pair *c = change; c && c->key; c++) changed |= !strcmp(c->key, p->key);
+        if (!changed) all[n++] = *p;
+    }
+    for (const struct pair *c = change; c && c->key; c++) all[n++] = *c;
+    all[n] = (struct pair){NULL, NULL};
+    write_config(dir, base, all);
+}
+
 static inline void add(struct spec *s, int64_t rows, int64_t cols, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 static inline void add(struct spec *s, int64_t rows, int64_t cols, const char *fmt, ...)

@@ -43,16 +43,7 @@ static const struct pair domino[] = {
 /* The base with one list of changes over another. */
 static void write_all(const struct spec *s, const struct pair *of, const struct pair *change)
 {
-    struct pair all[32];
-    int n = 0;
-    for (const struct pair *p = of; p->key; p++) {
-        bool changed = false;
-        for (const struct pair *c = change; c && c->key; c++) changed |= !strcmp(c->key, p->key);
-        if (!changed) all[n++] = *p;
-    }
-    for (const struct pair *c = change; c && c->key; c++) all[n++] = *c;
-    all[n] = (struct pair){NULL, NULL};
-    write_config("d", base_drafter, all);
+    write_changed("d", base_drafter, of, change);
     write_weights("d", s);
 }
 

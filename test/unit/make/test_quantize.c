@@ -250,11 +250,12 @@ static void check_three(int i, uint32_t v, uint32_t down, uint32_t output)
     assert_int_equal(type_of(name), output);
 }
 
-static void test_low_mixes(void **state)
+static const struct quant_model four = {"qwen3", 36, 0, 32, 8, false}, two = {"qwen3", 36, 0, 16, 8, false},
+                                weighed = {"qwen3", 36, 0, 32, 8, true};
+
+/* Of k-quants and of four bits. */
+static void check_low_k(void)
 {
-    (void)state;
-    const struct quant_model four = {"qwen3", 36, 0, 32, 8, false}, two = {"qwen3", 36, 0, 16, 8, false},
-                             weighed = {"qwen3", 36, 0, 32, 8, true};
     qwen3_8b();
     plan(QUANT_Q2_K, &four);
     for (int i = 0; i < 36; i++) check_three(i, KN_Q4_K, KN_Q3_K, KN_Q3_K);
@@ -277,6 +278,11 @@ static void test_low_mixes(void **state)
     plan(QUANT_IQ4_NL, &two);
     check_three(3, KN_IQ4_NL, KN_Q5_K, KN_IQ4_NL);
     check_three(4, KN_IQ4_NL, KN_IQ4_NL, KN_IQ4_NL);
+}
+
+static void check_low_iq(void)
+{
+    qwen3_8b();
     plan(QUANT_IQ2_XXS, &four); /* the first eighth (4) of ffn_down */
     for (int i = 0; i < 36; i++) check_three(i, KN_Q4_K, i < 4 ? KN_Q2_K : KN_IQ2_XXS, KN_IQ2_XXS);
     assert_int_equal(type_of("output.weight"), KN_Q5_K);
@@ -309,6 +315,10 @@ static void test_low_mixes(void **state)
     assert_int_equal(type_of("output.weight"), KN_Q6_K);
     plan(QUANT_MXFP4_MOE, &four); /* no experts */
     for (int i = 0; i < 36; i++) check_three(i, KN_Q8_0, KN_Q8_0, KN_Q8_0);
+}
+
+static void check_low_others(void)
+{
     qwen3_06b(); /* tied */
     plan(QUANT_IQ4_XS, &(struct quant_model){"qwen3", 28, 0, 16, 8, false});
     assert_int_equal(type_of("token_embd.weight"), KN_Q6_K);
@@ -337,6 +347,14 @@ static void test_low_mixes(void **state)
         assert_int_equal(to[1], KN_Q8_0);
         assert_int_equal(to[2], r == QUANT_Q3_K_L ? KN_Q3_K : KN_Q5_K);
     }
+}
+
+static void test_low_mixes(void **state)
+{
+    (void)state;
+    check_low_k();
+    check_low_iq();
+    check_low_others();
 }
 
 /* A file may list layer 10 before layer 2. */

@@ -11,16 +11,7 @@
 /* base_target with a family's parts and a case's changes over it. */
 static inline void family_config(const char *dir, const struct pair *parts, const struct pair *change)
 {
-    struct pair all[32];
-    int n = 0;
-    for (const struct pair *p = parts; p->key; p++) {
-        bool changed = false;
-        for (const struct pair *c = change; c && c->key; c++) changed |= !strcmp(c->key, p->key);
-        if (!changed) all[n++] = *p;
-    }
-    for (const struct pair *c = change; c && c->key; c++) all[n++] = *c;
-    all[n] = (struct pair){NULL, NULL};
-    write_config(dir, base_target, all);
+    write_changed(dir, base_target, parts, change);
 }
 
 static inline void take_out(struct spec *s, const char *part)

@@ -22,44 +22,20 @@ enum { IDS = 9, BLOCK = 6, N_ROWS = 150 };
 /* ---- models: random weights at the sizes of three configs ---- */
 
 #include "hybrid_parts.h"
+#include "random_models.h"
 
 static const struct pair *const kinds[] = {dense, even, experts};
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
-static const struct pair drafter_parts[] = {
-    {"block_size", "6"},
-    {"dflash_config", "{\"mask_token_id\": 8, \"target_layer_ids\": [0, 2]}"},
-    {"num_target_layers", NULL},
-    {"vocab_size", "9"},
-    {NULL, NULL},
-};
-
 static struct kn_backend *be;
-
-static inline struct model *make(const char *dir, uint64_t seed, enum quant_recipe type)
-{
-    struct err e = {0};
-    struct model *m;
-    struct convert o = options(dir);
-    char path[64];
-    snprintf(path, sizeof path, "%s.gguf", dir);
-    o.output = path;
-    o.random = true;
-    o.seed = seed;
-    o.type_given = true;
-    o.type = type;
-    if (!strcmp(dir, "target")) o.mtp = CONVERT_MTP_KEEP;
-    convert_ok(&o);
-    must(model_load(&m, path, be, NULL, NULL, NULL, &e), &e);
-    return m;
-}
 
 /* Of the target's file: a target's weights and the block that predicts further tokens, which is read as a
  * drafter. */
 static inline struct model *target(int kind)
 {
     family_config("target", kinds[kind], NULL);
-    return make("target", 11 + (uint64_t)kind, kind == 1 ? QUANT_Q8_0 : QUANT_F32);
+    return random_model(be, "target", 11 + (uint64_t)kind, kind == 1 ? QUANT_Q8_0 : QUANT_F32,
+                        CONVERT_MTP_KEEP);
 }
 
 /* A test's state says which drafter: NULL, a DFlash drafter; else the MTP block of the newest target. */
@@ -69,7 +45,7 @@ static inline struct model *drafter(void **state)
     struct err e = {0};
     struct model *m;
     write_config("drafter", base_drafter, drafter_parts);
-    if (!*state) return make("drafter", 5, QUANT_F32);
+    if (!*state) return random_model(be, "drafter", 5, QUANT_F32, CONVERT_MTP_FOUND);
     must(model_load(&m, "target.gguf", be, &o, NULL, NULL, &e), &e);
     return m;
 }

@@ -9,6 +9,7 @@
 
 #include "../../../common/inspect/check.h"
 #include "../../../common/run/session_impl.h"
+#include "random_models.h"
 #include "spans.h"
 
 enum { IDS = 11, BLOCK = 6, KINDS = 2 };
@@ -59,17 +60,6 @@ static const struct pair assistant_parts[] = {
 
 static struct kn_backend *be;
 
-static void make(const char *path)
-{
-    struct convert o = options("m");
-    o.output = path;
-    o.random = true;
-    o.seed = 7;
-    o.type_given = true;
-    o.type = QUANT_F32;
-    convert_ok(&o);
-}
-
 /* kind 1: the vocabulary in clusters, of which few count. key and value: one of the outer keys that is
  * another. */
 static void make_assistant(const char *path, int kind, const char *key, const char *value)
@@ -94,7 +84,7 @@ static void make_assistant(const char *path, int kind, const char *key, const ch
                          key && !strcmp(key, top[i].key) ? value : top[i].value);
     used += snprintf(outer + used, sizeof outer - (size_t)used, "}\n");
     write_file("m/config.json", outer, (size_t)used);
-    make(path);
+    random_file("m", path, 7, QUANT_F32, CONVERT_MTP_FOUND);
 }
 
 static struct model *load(const char *path)
@@ -127,25 +117,12 @@ static struct session *start(struct model *t, struct model *d)
     return s;
 }
 
-static void go_on(struct session *s, int sampler, int64_t n, int32_t width, struct run *r)
-{
-    struct err e = {0};
-    const struct spec_options o = {.n = n,
-                                   .sampler = samplers[sampler],
-                                   .width = width,
-                                   .tokens = take_tokens,
-                                   .proposals = take_proposals,
-                                   .ctx = r};
-    memset(r, 0, sizeof *r);
-    must(spec_generate(s, &o, &r->st, &e), &e);
-}
-
 static void run(struct model *t, struct model *d, int32_t n_prompt, int sampler, int32_t width, struct run *r)
 {
     struct err e = {0};
     struct session *s = start(t, d);
     must(session_prefill(s, prompt, n_prompt, NULL, NULL, &e), &e);
-    go_on(s, sampler, N_NEW, width, r);
+    go_on(s, &samplers[sampler], N_NEW, width, r);
     assert_int_equal(r->n, N_NEW);
     session_free(s);
 }
@@ -197,7 +174,7 @@ static void test_window(void **state)
     for (int32_t i = 0; i < t->d->n_layer; i++)
         if (t->d->layer[i].window) t->d->layer[i].window = 19;
     must(session_prefill(s, prompt, 60, NULL, NULL, &e), &e);
-    go_on(s, 0, N_NEW, 1, &b);
+    go_on(s, &samplers[0], N_NEW, 1, &b);
     session_free(s);
     same_ids(&a, &b);
     assert_memory_not_equal(a.trace, b.trace, (size_t)a.n_trace * sizeof *a.trace);
@@ -266,7 +243,7 @@ static void test_resume(void **state)
         must(state_open(&st, "state", &info, &e) || state_restore(st, s, &e), &e);
         assert_true(info.n_drafters == 1 && info.by[0].hidden && info.by[0].n_layer == 0);
         state_close(st);
-        go_on(s, 0, N_NEW, 0, &r);
+        go_on(s, &samplers[0], N_NEW, 0, &r);
         same_ids(&whole, &r);
         same_trace(&whole, &r);
         session_free(s);
@@ -276,7 +253,7 @@ static void test_resume(void **state)
         s = start(t, NULL); /* without it */
         must(state_open(&st, "state", &info, &e) || state_restore(st, s, &e), &e);
         state_close(st);
-        go_on(s, 0, N_NEW, 0, &r);
+        go_on(s, &samplers[0], N_NEW, 0, &r);
         same_ids(&whole, &r);
         save(s, "none");
         session_free(s);
@@ -484,7 +461,7 @@ static int open_all(void **state)
     make_prompt(IDS - 1);
     if (setup(state) || kn_backend_open(&be, &o, msg, sizeof msg)) return -1;
     write_config("m", base_gemma, target_parts);
-    make("target.gguf");
+    random_file("m", "target.gguf", 7, QUANT_F32, CONVERT_MTP_FOUND);
     make_assistant("assistant.gguf", 0, NULL, NULL);
     make_assistant("clusters.gguf", 1, NULL, NULL);
     return 0;

@@ -562,101 +562,97 @@ static const int64_t twice[TINY_REDUCED] = {9, 0, 3, 4, 5, 0, 2},
                      out_of[TINY_REDUCED] = {9, 0, 11, 4, 5, 7, 2},
                      below[TINY_REDUCED] = {9, 0, -1, 4, 5, 7, 2};
 
+static const struct {
+    struct tiny y;
+    const char *msg, *hint;
+} refusals[] = {
+    {{.extra = vanilla, .edit = lstm},
+     "key 'dflash.markov_head_type': is not known (expected vanilla, gated or rnn, got lstm)",
+     NULL},
+    {{.extra = gated}, "tensor 'markov_gate.weight': is not expected (markov_head_type is not gated)", NULL},
+    {{.extra = rnn}, "tensor 'markov_joint.weight': is not expected (markov_head_type is not rnn)", NULL},
+    {{.extra = vanilla, .edit = is_gated}, "tensor 'markov_gate.weight': is missing", NULL},
+    {{.extra = gated, .edit = is_gated, .drop_tensor = "markov_gate.bias"},
+     "tensor 'markov_gate.bias': is missing",
+     NULL},
+    {{.extra = gated, .edit = is_gated, .wide_tensor = "markov_gate.weight"},
+     "tensor 'markov_gate.weight': has the wrong shape (expected [52, 12], got [52, 13])",
+     NULL},
+    {{.extra = rnn, .edit = is_rnn, .wide_tensor = "markov_joint.weight"},
+     "tensor 'markov_joint.weight': has the wrong shape (expected [64, 36], got [64, 37])",
+     NULL},
+    {{.extra = vanilla, .drop_tensor = "markov_w2.weight"}, "tensor 'markov_w2.weight': is missing", NULL},
+    {{.extra = vanilla, .wide_tensor = "markov_w2.weight"},
+     "tensor 'markov_w1.weight', 'markov_w2.weight': rows (expected 11 and 11, got 11 and 12)",
+     NULL},
+    {{.extra = vanilla, .edit = small_vocab},
+     "tensor 'markov_w1.weight', 'markov_w2.weight': rows (expected 10 and 11, got 11 and 11)",
+     NULL},
+    {{.extra = vanilla, .wide_tensor = "conf_proj.weight"},
+     "tensor 'conf_proj.weight': has the wrong shape (expected [52, 1], got [52, 2])",
+     NULL},
+    {{.extra = EXTRA(MARKOV, CONFIDENCE(E + 1))},
+     "tensor 'conf_proj.weight': width (expected 40, or 52 with the token before, got 41)",
+     NULL},
+    {{.extra = vanilla, .drop_tensor = "conf_proj.weight"}, "tensor 'conf_proj.weight': is missing", NULL},
+    {{.extra = vanilla, .edit = headless},
+     "key 'dflash.has_confidence_head': disagrees with the tensors (expected true, got false)",
+     NULL},
+    {{.extra = vanilla, .edit = scaled},
+     "key 'dflash.logit_scale': is not supported in a DSpark drafter (expected 1, got 0.5)",
+     NULL},
+    {{.extra = domino, .edit = scaled_domino},
+     "key 'dflash.logit_scale': is not supported in a Domino drafter (expected 1, got 0.5)",
+     NULL},
+    {{.extra = domino, .edit = no_prefix}, "key 'dflash.domino.pure_draft_prefix_len': is missing", NULL},
+    {{.extra = domino, .edit = no_shift},
+     "key 'dflash.domino.shift_label': is missing (expected whether a row proposes what follows its own "
+     "place)",
+     NULL},
+    {{.extra = domino, .edit = long_prefix},
+     "key 'dflash.domino.pure_draft_prefix_len': out of range (expected 0 to 5, got 6)",
+     NULL},
+    {{.extra = domino, .edit = is_domino, .drop_tensor = "domino_up.weight"},
+     "tensor 'domino_up.weight': is missing",
+     NULL},
+    {{.extra = domino, .edit = is_domino, .wide_tensor = "domino_ih.weight"},
+     "tensor 'domino_ih.weight': has the wrong shape (expected [40, 24], got [40, 25])",
+     NULL},
+    {{.extra = EXTRA({"markov_w1.weight", {RANK, V}}, {"markov_w2.weight", {RANK, TINY_REDUCED}},
+                     {"output.weight", {E, TINY_REDUCED}})},
+     "tensor 'markov_w1.weight', 'markov_w2.weight': rows (expected 7 and 11, got 11 and 7)",
+     "d2t"},
+    {{.extra = EXTRA({"d2t", {TINY_REDUCED, 0}})},
+     "tensor 'output.weight': is missing (a vocabulary of 7 rows needs a head of its own)",
+     NULL},
+    {{.extra = reduced, .d2t = twice},
+     "tensor 'd2t': row 5 has an id that a row before it has (expected each once, got 0)",
+     "differences"},
+    {{.extra = reduced, .d2t = below},
+     "tensor 'd2t': row 2 is out of range (expected 0 to 2147483646, got -1)",
+     NULL},
+    {{.extra = reduced_markov, .edit = from_anchor, .d2t = out_of},
+     "tensor 'd2t': row 2 is out of range (expected 0 to 10, got 11)",
+     NULL},
+    {{.extra = EXTRA({"markov_w1.weight", {10, V}}, {"markov_w2.weight", {10, V}})},
+     "a DSpark drafter: ranks of 10 are not supported (expected a multiple of 4)",
+     NULL},
+};
+
 static void test_refused(void **state)
 {
-    const struct {
-        struct tiny y;
-        const char *msg, *hint;
-    } c[] = {
-        {{.extra = vanilla, .edit = lstm},
-         "key 'dflash.markov_head_type': is not known (expected vanilla, gated or rnn, got lstm)",
-         NULL},
-        {{.extra = gated},
-         "tensor 'markov_gate.weight': is not expected (markov_head_type is not gated)",
-         NULL},
-        {{.extra = rnn}, "tensor 'markov_joint.weight': is not expected (markov_head_type is not rnn)", NULL},
-        {{.extra = vanilla, .edit = is_gated}, "tensor 'markov_gate.weight': is missing", NULL},
-        {{.extra = gated, .edit = is_gated, .drop_tensor = "markov_gate.bias"},
-         "tensor 'markov_gate.bias': is missing",
-         NULL},
-        {{.extra = gated, .edit = is_gated, .wide_tensor = "markov_gate.weight"},
-         "tensor 'markov_gate.weight': has the wrong shape (expected [52, 12], got [52, 13])",
-         NULL},
-        {{.extra = rnn, .edit = is_rnn, .wide_tensor = "markov_joint.weight"},
-         "tensor 'markov_joint.weight': has the wrong shape (expected [64, 36], got [64, 37])",
-         NULL},
-        {{.extra = vanilla, .drop_tensor = "markov_w2.weight"},
-         "tensor 'markov_w2.weight': is missing",
-         NULL},
-        {{.extra = vanilla, .wide_tensor = "markov_w2.weight"},
-         "tensor 'markov_w1.weight', 'markov_w2.weight': rows (expected 11 and 11, got 11 and 12)",
-         NULL},
-        {{.extra = vanilla, .edit = small_vocab},
-         "tensor 'markov_w1.weight', 'markov_w2.weight': rows (expected 10 and 11, got 11 and 11)",
-         NULL},
-        {{.extra = vanilla, .wide_tensor = "conf_proj.weight"},
-         "tensor 'conf_proj.weight': has the wrong shape (expected [52, 1], got [52, 2])",
-         NULL},
-        {{.extra = EXTRA(MARKOV, CONFIDENCE(E + 1))},
-         "tensor 'conf_proj.weight': width (expected 40, or 52 with the token before, got 41)",
-         NULL},
-        {{.extra = vanilla, .drop_tensor = "conf_proj.weight"},
-         "tensor 'conf_proj.weight': is missing",
-         NULL},
-        {{.extra = vanilla, .edit = headless},
-         "key 'dflash.has_confidence_head': disagrees with the tensors (expected true, got false)",
-         NULL},
-        {{.extra = vanilla, .edit = scaled},
-         "key 'dflash.logit_scale': is not supported in a DSpark drafter (expected 1, got 0.5)",
-         NULL},
-        {{.extra = domino, .edit = scaled_domino},
-         "key 'dflash.logit_scale': is not supported in a Domino drafter (expected 1, got 0.5)",
-         NULL},
-        {{.extra = domino, .edit = no_prefix}, "key 'dflash.domino.pure_draft_prefix_len': is missing", NULL},
-        {{.extra = domino, .edit = no_shift},
-         "key 'dflash.domino.shift_label': is missing (expected whether a row proposes what follows its own "
-         "place)",
-         NULL},
-        {{.extra = domino, .edit = long_prefix},
-         "key 'dflash.domino.pure_draft_prefix_len': out of range (expected 0 to 5, got 6)",
-         NULL},
-        {{.extra = domino, .edit = is_domino, .drop_tensor = "domino_up.weight"},
-         "tensor 'domino_up.weight': is missing",
-         NULL},
-        {{.extra = domino, .edit = is_domino, .wide_tensor = "domino_ih.weight"},
-         "tensor 'domino_ih.weight': has the wrong shape (expected [40, 24], got [40, 25])",
-         NULL},
-        {{.extra = EXTRA({"markov_w1.weight", {RANK, V}}, {"markov_w2.weight", {RANK, TINY_REDUCED}},
-                         {"output.weight", {E, TINY_REDUCED}})},
-         "tensor 'markov_w1.weight', 'markov_w2.weight': rows (expected 7 and 11, got 11 and 7)",
-         "d2t"},
-        {{.extra = EXTRA({"d2t", {TINY_REDUCED, 0}})},
-         "tensor 'output.weight': is missing (a vocabulary of 7 rows needs a head of its own)",
-         NULL},
-        {{.extra = reduced, .d2t = twice},
-         "tensor 'd2t': row 5 has an id that a row before it has (expected each once, got 0)",
-         "differences"},
-        {{.extra = reduced, .d2t = below},
-         "tensor 'd2t': row 2 is out of range (expected 0 to 2147483646, got -1)",
-         NULL},
-        {{.extra = reduced_markov, .edit = from_anchor, .d2t = out_of},
-         "tensor 'd2t': row 2 is out of range (expected 0 to 10, got 11)",
-         NULL},
-        {{.extra = EXTRA({"markov_w1.weight", {10, V}}, {"markov_w2.weight", {10, V}})},
-         "a DSpark drafter: ranks of 10 are not supported (expected a multiple of 4)",
-         NULL},
-    };
     (void)state;
-    for (size_t i = 0; i < sizeof c / sizeof c[0]; i++) {
+    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
         struct err e = {0};
         struct model *d = NULL;
-        struct tiny y = c[i].y;
+        struct tiny y = refusals[i].y;
         y.drafter = true;
         must(tiny_write(scratch("bad.gguf"), &y, &e), &e);
         if (model_load(&d, scratch("bad.gguf"), be, NULL, NULL, NULL, &e) == 0)
-            fail_msg("loads: %s", c[i].msg);
-        if (e.code != ERR_FORMAT || !strstr(e.msg, c[i].msg) || (c[i].hint && !strstr(e.hint, c[i].hint)))
-            fail_msg("(%d) %s\n(%s)\nnot %s", e.code, e.msg, e.hint, c[i].msg);
+            fail_msg("loads: %s", refusals[i].msg);
+        if (e.code != ERR_FORMAT || !strstr(e.msg, refusals[i].msg) ||
+            (refusals[i].hint && !strstr(e.hint, refusals[i].hint)))
+            fail_msg("(%d) %s\n(%s)\nnot %s", e.code, e.msg, e.hint, refusals[i].msg);
     }
 }
 

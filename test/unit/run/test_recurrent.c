@@ -204,25 +204,12 @@ static void test_state_matters(void **state)
 
 /* ---- streams ---- */
 
-static void go_on(struct session *s, int sampler, int64_t n, int32_t width, struct run *r)
-{
-    struct err e = {0};
-    const struct spec_options o = {.n = n,
-                                   .sampler = samplers[sampler],
-                                   .width = width,
-                                   .tokens = take_tokens,
-                                   .proposals = take_proposals,
-                                   .ctx = r};
-    memset(r, 0, sizeof *r);
-    must(spec_generate(s, &o, &r->st, &e), &e);
-}
-
 static void run(struct model *t, struct model *d, int32_t n_prompt, int sampler, int32_t width, struct run *r)
 {
     struct err e = {0};
     struct session *s = start(t, d, 16, KN_F16);
     must(session_prefill(s, prompt, n_prompt, NULL, NULL, &e), &e);
-    go_on(s, sampler, N_NEW, width, r);
+    go_on(s, &samplers[sampler], N_NEW, width, r);
     assert_int_equal(r->n, N_NEW);
     session_free(s);
 }
@@ -379,18 +366,18 @@ static void test_resume(void **state)
             s = restore("state", t, d);
             save(s, "again");
             same_files("state", "again");
-            go_on(s, 0, N_NEW, 0, &r);
+            go_on(s, &samplers[0], N_NEW, 0, &r);
             same(&whole, &r, true);
             session_free(s);
             check_state("state", *state != NULL);
             s = restore("state", t, NULL);
-            go_on(s, 0, N_NEW, 0, &r);
+            go_on(s, &samplers[0], N_NEW, 0, &r);
             same(&whole, &r, false);
             session_free(s);
             s = restore("state", t, d);
             run(t, d, length[i] + 20, 0, 0, &whole);
             must(session_prefill(s, prompt + length[i], 20, NULL, NULL, &e), &e);
-            go_on(s, 0, N_NEW, 0, &r);
+            go_on(s, &samplers[0], N_NEW, 0, &r);
             same(&whole, &r, true);
             session_free(s);
         }
@@ -448,12 +435,12 @@ static void test_after(void **state)
             if (i % 2) recorder_on(be);
             struct session *s = start(t, d, 16, KN_F16);
             must(session_prefill(s, prompt, 20, NULL, NULL, &e), &e);
-            go_on(s, 1, n, 0, &r);
+            go_on(s, &samplers[1], n, 0, &r);
             assert_int_equal(s->n_past, 20 + n - 1);
             assert_memory_equal(r.id, whole.id, (size_t)n * sizeof *r.id);
             cut += i % 2 && s->results[(s->finished - 1) % SESSION_RESULTS].kept > s->pending;
             must(session_prefill(s, r.id + n - 1, 1, NULL, NULL, &e), &e);
-            go_on(s, 1, 9, 0, &next);
+            go_on(s, &samplers[1], 9, 0, &next);
             assert_memory_equal(next.id, whole.id + n, 9 * sizeof *r.id);
             session_free(s);
             if (i % 2) recorder_off(be);
@@ -500,7 +487,7 @@ static void test_decoded(void **state)
                 assert_int_equal(s->pending, 1);
             }
             state_after(s, n, &samplers[1], &r);
-            go_on(s, 1, 9, 0, &next);
+            go_on(s, &samplers[1], 9, 0, &next);
             session_free(s);
             if (recorded) recorder_off(be);
             memcpy(all, prompt, 20 * sizeof *all);
@@ -511,12 +498,12 @@ static void test_decoded(void **state)
             same_files("state", "decoded");
             session_free(s);
             s = restore("decoded", t, NULL);
-            go_on(s, 1, 9, 0, &whole);
+            go_on(s, &samplers[1], 9, 0, &whole);
             assert_memory_equal(next.id, whole.id, 9 * sizeof *r.id);
             session_free(s);
             s = start(t, d, 16, KN_F16);
             must(session_prefill(s, all, 20 + n, NULL, NULL, &e), &e);
-            go_on(s, 1, 9, 0, &whole);
+            go_on(s, &samplers[1], 9, 0, &whole);
             assert_memory_equal(next.id, whole.id, 9 * sizeof *r.id);
             session_free(s);
         }
@@ -560,7 +547,7 @@ static void test_stopped(void **state)
                 assert_true(recorded || s->started == s->finished);
                 ahead += s->started != s->finished;
                 must(session_prefill(s, r.id + n - 1, 1, NULL, NULL, &e), &e);
-                go_on(s, 1, 9, 0, &next);
+                go_on(s, &samplers[1], 9, 0, &next);
                 assert_memory_equal(next.id, whole.id + n, 9 * sizeof *r.id);
                 session_free(s);
                 if (recorded) recorder_off(be);
@@ -597,69 +584,69 @@ static void test_any_stop(void **state)
     assert_true(left_open > 0);
 }
 
-/* The state is put back, whatever was measured. */
-static void test_times(void **state)
+/* 16 settings of every kind of target: plain and drafted. */
+static void each_setting(void **state, void (*check)(struct model *t, struct source *x, int i))
 {
-    (void)state;
     for (int kind = 0; kind < KINDS; kind++) {
         struct model *t = target(kind), *d = drafter(state);
         struct source x = source_drafter(d);
-        for (int i = 0; i < 16; i++) {
-            const struct setting y = setting(t, i / 8 ? &x : NULL, i, 33);
-            const bool recorded = (i ^ i >> 1 ^ i >> 3) & 1;
-            if (recorded) recorder_on(be);
-            any_times(&y, (uint32_t)i * 5 + 3, recorded, ".");
-            if (recorded) recorder_off(be);
-        }
+        for (int i = 0; i < 16; i++) check(t, i / 8 ? &x : NULL, i);
         model_free(d);
         model_free(t);
     }
+}
+
+/* The state is put back, whatever was measured. */
+static void check_times(struct model *t, struct source *x, int i)
+{
+    const struct setting y = setting(t, x, i, 33);
+    const bool recorded = (i ^ i >> 1 ^ i >> 3) & 1;
+    if (recorded) recorder_on(be);
+    any_times(&y, (uint32_t)i * 5 + 3, recorded, ".");
+    if (recorded) recorder_off(be);
+}
+
+static void test_times(void **state)
+{
+    each_setting(state, check_times);
+}
+
+static void check_turns(struct model *t, struct source *x, int i)
+{
+    struct setting y[STREAMS];
+    const bool recorded = (i ^ i >> 1) & 1;
+    for (int k = 0; k < STREAMS; k++) y[k] = setting(t, x, i, 5 + 31 * k);
+    y[1].sampler = samplers[(i + 1) % 2];
+    struct known text;
+    known_open(&text, &y[1], 2);
+    for (int k = 0; k < STREAMS && i / 4 % 2; k++) y[k].o.look = &text.source.source;
+    if (recorded) recorder_on(be);
+    any_turns(y, 2 + i % 2, (uint32_t)i * 31 + 5, 2);
+    known_close(&text);
+    for (int k = 0; k < STREAMS; k++) y[k].o.look = NULL;
+    slot_again(&y[0], &y[2], recorded);
+    if (recorded) recorder_off(be);
 }
 
 static void test_turns(void **state)
 {
-    (void)state;
-    for (int kind = 0; kind < KINDS; kind++) {
-        struct model *t = target(kind), *d = drafter(state);
-        struct source x = source_drafter(d);
-        for (int i = 0; i < 16; i++) {
-            struct setting y[STREAMS];
-            const bool recorded = (i ^ i >> 1) & 1;
-            for (int k = 0; k < STREAMS; k++) y[k] = setting(t, i / 8 ? &x : NULL, i, 5 + 31 * k);
-            y[1].sampler = samplers[(i + 1) % 2];
-            struct known text;
-            known_open(&text, &y[1], 2);
-            for (int k = 0; k < STREAMS && i / 4 % 2; k++) y[k].o.look = &text.source.source;
-            if (recorded) recorder_on(be);
-            any_turns(y, 2 + i % 2, (uint32_t)i * 31 + 5, 2);
-            known_close(&text);
-            for (int k = 0; k < STREAMS; k++) y[k].o.look = NULL;
-            slot_again(&y[0], &y[2], recorded);
-            if (recorded) recorder_off(be);
-        }
-        model_free(d);
-        model_free(t);
-    }
+    each_setting(state, check_turns);
 }
 
 /* In parts: behind spans and points of another stream, and a cycle of each in turn (spans.h). */
+static void check_parts(struct model *t, struct source *x, int i)
+{
+    struct setting y[STREAMS];
+    for (int k = 0; k < STREAMS; k++) y[k] = setting(t, x, i, 5 + 31 * k);
+    if ((i ^ i >> 1) & 1) recorder_on(be);
+    any_runs(y, 2 + i % 2, (uint32_t)i * 13 + 5);
+    any_spans(&y[2], ".");
+    if ((i ^ i >> 1) & 1) recorder_off(be);
+}
+
 static void test_parts(void **state)
 {
-    (void)state;
-    for (int kind = 0; kind < KINDS; kind++) {
-        struct model *t = target(kind), *d = drafter(state);
-        struct source x = source_drafter(d);
-        for (int i = 0; i < 16; i++) {
-            struct setting y[STREAMS];
-            for (int k = 0; k < STREAMS; k++) y[k] = setting(t, i / 8 ? &x : NULL, i, 5 + 31 * k);
-            if ((i ^ i >> 1) & 1) recorder_on(be);
-            any_runs(y, 2 + i % 2, (uint32_t)i * 13 + 5);
-            any_spans(&y[2], ".");
-            if ((i ^ i >> 1) & 1) recorder_off(be);
-        }
-        model_free(d);
-        model_free(t);
-    }
+    each_setting(state, check_parts);
 }
 
 /* The same with the MTP block as the drafter. */

@@ -9,6 +9,7 @@
 #include "../model/recorder.h"
 #include "hybrid_parts.h"
 #include "plans.h"
+#include "random_models.h"
 #include "../../../common/run/session_impl.h"
 
 enum { IDS = 9, BLOCK = 6 };
@@ -88,32 +89,7 @@ static const struct {
              {experts, false}, {gemma, true},     {gemma_experts, true}, {wide, false}};
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
-static const struct pair drafter_parts[] = {
-    {"block_size", "6"},
-    {"dflash_config", "{\"mask_token_id\": 8, \"target_layer_ids\": [0, 2]}"},
-    {"num_target_layers", NULL},
-    {"vocab_size", "9"},
-    {NULL, NULL},
-};
-
 static struct kn_backend *be;
-
-static struct model *make(const char *dir, uint64_t seed, enum quant_recipe type)
-{
-    struct err e = {0};
-    struct model *m;
-    struct convert o = options(dir);
-    char path[64];
-    snprintf(path, sizeof path, "%s.gguf", dir);
-    o.output = path;
-    o.random = true;
-    o.seed = seed;
-    o.type_given = true;
-    o.type = type;
-    convert_ok(&o);
-    must(model_load(&m, path, be, NULL, NULL, NULL, &e), &e);
-    return m;
-}
 
 static struct model *target(int kind)
 {
@@ -121,13 +97,14 @@ static struct model *target(int kind)
         write_config("target", kinds[kind].parts, NULL);
     else
         family_config("target", kinds[kind].parts, NULL);
-    return make("target", 11 + (uint64_t)kind, kind % 3 == 1 ? QUANT_Q8_0 : QUANT_F32);
+    return random_model(be, "target", 11 + (uint64_t)kind, kind % 3 == 1 ? QUANT_Q8_0 : QUANT_F32,
+                        CONVERT_MTP_FOUND);
 }
 
 static struct model *drafter(void)
 {
     write_config("drafter", base_drafter, drafter_parts);
-    return make("drafter", 5, QUANT_F32);
+    return random_model(be, "drafter", 5, QUANT_F32, CONVERT_MTP_FOUND);
 }
 
 /* ---- rows ---- */
