@@ -193,7 +193,7 @@ static void snap(struct job *j)
 static const char *check_room(struct job *j, struct err *e)
 {
     const struct server *sv = j->c->sv;
-    const int64_t block = sv->g->source ? sv->g->o.block : 1, limit = sv->set->n,
+    const int64_t block = models_block(&sv->set->m, sv->set->block), limit = sv->set->n,
                   room = (int64_t)sv->o.ctx - j->n_prompt - block + 1;
     if (limit > 0 && j->r.n > limit) {
         err_set(e, ERR_USAGE,

@@ -337,6 +337,9 @@ flags() {
         as_alone ./few.tok -m moe.gguf --experts-host 3 && as_alone "$p/d.tok" -m "$t" -d "$d" --kv-host-layers 2 && as_alone "$p/d.tok" -m "$t" -d "$d" --kv-host &&
         as_alone ./long.tok -m "$t" -d "$d" --pool 448 && as_alone "$p/d.tok" -m "$t" -d "$d" --kv q8_0,q4_0 --kv-layers 0=f16 --draft-kv q8_0 &&
         as_alone "$p/d.tok" -m "$t" -d "$d" --logit-bias 5=3 --samplers 'penalties;min_p;temperature' --min-p 0.1 --lookup on --draft-window 20 || return 1
+    # the longer of two blocks has to fit
+    printf '%s\n' './few.tok 20' './few.tok 7' | dflash-generate -q -m both.gguf -d "$hybrid_d" --mtp target --mtp-block 32 --serve --stream-fd 3 --ctx 128 3>st 2>/dev/null >re
+    grep -q '^err context_overflow .*a block of 32' re && grep -q '^ok N=90 gen=7 ' re || { cat re; return 1; }
     dflash-generate -m "$t" --serve --sparse 0.1 </dev/null >o 2>e
     [ $? = 2 ] && grep -q '^dflash-generate: --sparse: ' e || return 1
     # states that were made otherwise; one that is compressed is gone on with, and said to be
