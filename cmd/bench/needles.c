@@ -143,7 +143,9 @@ static int read_rows(void *ctx, const float *rows, int32_t n, int32_t pos, struc
 /* The stream goes on from a state in a file, as another process would. */
 static int turn(struct session **s, struct engine *g, struct err *e)
 {
-    char path[] = "/tmp/dflash-needles-XXXXXX";
+    const char *dir = getenv("TMPDIR");
+    char path[4096];
+    snprintf(path, sizeof path, "%s/dflash-needles-XXXXXX", dir && *dir ? dir : "/tmp");
     const int fd = mkstemp(path);
     struct io_out out = {.fd = -1};
     struct state *st = NULL;

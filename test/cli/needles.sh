@@ -21,6 +21,8 @@ ways() { # a program: what a sparse prompt's lists find, and lists spread evenly
 }
 ways dflash-bench
 ways "$DATA/../test/wrong/dflash-bench"
+# Turns go on from a state, in a file of TMPDIR.
+TMPDIR=$PWD/none dflash-bench needles -q -m n.gguf --length 1024 --cases 1 --tasks turns 2>&1 | sed 's/-[A-Za-z0-9]*: /-X: /;s/.*none/none/'
 # A pool loses what it does not hold; the dense way beside it has none.
 suite 'pool 448' 1 --pool 448 --tasks turns
 sed 's/.*"pool":\([0-9]*\),.*"dense":{"right":\([0-9.]*\),.*/pool \1: dense \2/' out
