@@ -25,7 +25,7 @@ enum { EACH, PART, PART_OF = PART + 3, LISTS = PART_OF + 3 };
 
 struct draft_left {
     int32_t first;              /* of the places: those before it, of Domino's prefix, stay zeros */
-    int32_t k, places, group;   /* candidates of a place; places behind another; of a call */
+    int32_t k, places, group;   /* candidates of a place; places behind another, 0: none; of a call */
     float *left;                /* [places + 1, k, rank]; those of place 0 stay zeros */
     float *e, *in, *x, *turned; /* [group k, ..] embeddings, the unit's input, its product, its parts apart */
     float *h, *parts_h;         /* Domino: Wh s of the places [places, 3 n_state], and as turned */
@@ -74,11 +74,11 @@ int draft_left_new(struct draft_left **out, const struct model *m, int32_t n, in
     const struct desc *d = m->d;
     const bool domino = d->n_state > 0, rnn = d->markov == MARKOV_RNN && !domino;
     struct draft_left *l = *out = NULL;
-    if (n < 2 || (!domino && (!d->markov_rank || d->markov == MARKOV_VANILLA))) return 0;
+    if (!domino && (!d->markov_rank || d->markov == MARKOV_VANILLA)) return 0;
     if (!(l = mem_calloc(1, sizeof *l))) return err_set(e, ERR_IO, "out of memory (edges of a tree)");
     l->k = k, l->places = n - 1;
     l->first = domino && d->pure_prefix > 1 ? d->pure_prefix - 1 : 0;
-    if (l->first >= l->places) l->first = l->places - 1;
+    if (l->first >= l->places) l->first = l->places ? l->places - 1 : 0;
     l->group = KN_CYCLE_ROWS / k < l->places - l->first ? KN_CYCLE_ROWS / k : l->places - l->first;
     const int64_t rows = (int64_t)l->group * k, rank = rank_of(d), state = d->n_state,
                   mixed = domino ? 3 * state
@@ -116,7 +116,7 @@ int draft_left_new(struct draft_left **out, const struct model *m, int32_t n, in
         *(void **)all[i].at = p;
         *bytes += (uint64_t)all[i].count * 4;
     }
-    return new_lists(l, m, e) || new_bias(l, m, e) ? -1 : 0;
+    return l->places && (new_lists(l, m, e) || new_bias(l, m, e)) ? -1 : 0;
 }
 
 void draft_left_free(struct draft_left *l, const struct model *m)
@@ -220,7 +220,7 @@ int draft_left(const struct model *m, const struct draft *t)
     int rc = 0;
     if (!l) return 0;
     if (t->pick.n - 1 != l->places || t->edges.k != l->k) return KN_EINVAL; /* made for other blocks */
-    if (d->n_state && d->pure_prefix > l->places) return 0;                 /* all of the prefix */
+    if (!l->places || (d->n_state && d->pure_prefix > l->places)) return 0; /* zeros: all of the prefix */
     if (d->n_state) rc = states(m, t, l);
     for (int32_t p = l->first; p < l->places && rc == 0; p += l->group) {
         const int32_t at = p + l->group > l->places ? l->places - l->group : p; /* some twice */

@@ -335,6 +335,9 @@ static void test_streams(void **state)
             y.block = 3; /* a block that is cut */
             run(&y, &b);
             same_ids(&plain, &b);
+            y.block = 2, y.tree = 3; /* one place: nothing stands before another */
+            run(&y, &b);
+            same_ids(&plain, &b);
             y.block = 0;
             for (y.tree = 3; y.tree < 64; y.tree *= 4) {
                 y.state = y.append = y.tree == 12;
