@@ -16,19 +16,20 @@
  *  - Never slower, whatever the probabilities claim: an account has the tokens that plain steps would have
  *    made in the time of drafted cycles, less those that were made. Gains count up to a bound and losses are
  *    forgotten slowly. A verify whose failure would overdraw it is not made, and without room for a draft and
- *    the cheapest verify that can win there is no draft. Look-ups have a smaller account of their own, and
- * what they lost counts in this one.
+ *    the cheapest verify that can win there is no draft. Look-ups have a smaller account of their own;
+ *    what they lost counts in this one.
  *  - Bad luck: an account that is spent on unlucky wide verifies ends drafting that pays. So a row count is
  *    worth less by its variance over what the account has left, at least what it had at first: that makes
  *    ruin least likely.
  *
- *  - Two drafters: both have a calibration of their own, a draft's time, and an average of gains; the account
- * is one. The one whose gains are larger drafts. The other is tried after some cycles, after twice as many
- * where it is no better, and in turn in probes.
+ *  - Two drafters: both have a calibration of their own, a draft's time, and an average of gains; there is
+ *    one account. The one whose gains are larger drafts. The other is tried after some cycles, after twice as
+ *    many where it is no better, and in turn in probes.
  *  - Trees, where they are allowed: best first by the probabilities of paths. A place's first candidate has
- * the chain's h; what is left is shared among the others as the drafter has it, times what was seen of that;
- *    behind a second choice, which the drafter did not know, times what was seen of those. A tree is worth
- * the sum over its nodes less lambda t(n), t a chain's time times what trees were seen to take over it.
+ *    the chain's h; what is left is shared among the others as the drafter has it, times what was seen of
+ *    that; behind a second choice, which the drafter did not know, times what was seen of those. A tree is
+ *    worth the sum over its nodes less lambda t(n), t a chain's time times what trees were seen to take over
+ *    it.
  *
  * It sees probabilities, times and counts, no token's value, and it has no clock: with times that are fixed
  * its plans are a function of what was offered and kept. It allocates nothing. The caller owns the struct;
