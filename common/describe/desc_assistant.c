@@ -94,23 +94,15 @@ static int read_clusters(struct desc_reader *r)
     return 0;
 }
 
-/* All layers have a scale, or none has: one alone has lost it. */
 static int read_scales(struct desc_reader *r)
 {
     const int64_t one[3] = {1, 0, 0};
-    const int32_t n_layer = r->d->n_layer;
-    char name[64], lost[64] = "";
-    int32_t n = 0;
-    for (int32_t i = 0; i < n_layer; i++) {
+    char name[64];
+    for (int32_t i = 0; i < r->d->n_layer; i++) {
         snprintf(name, sizeof name, "blk.%d.layer_output_scale.weight", i);
-        if (!gguf_tensor(r->g, name))
-            memcpy(lost, name, sizeof lost);
-        else if (n++, desc_shape(r, one, name))
-            return -1;
+        if (gguf_tensor(r->g, name) && desc_shape(r, one, name)) return -1;
     }
-    if (n && n < n_layer)
-        return desc_fail(r, "tensor '%s': is missing (%d of %d layers have it)", lost, n, n_layer);
-    return 0;
+    return desc_all_or_none(r, "layer_output_scale");
 }
 
 static int read_any(struct desc_reader *r, const char *width_key, const char *pre, const char *post)

@@ -496,21 +496,6 @@ static int tell_block(struct desc_reader *r, int32_t no_values)
                      d->pieces + n + (n ? 2 : 0));
 }
 
-/* n: layers that have each part. All or none: one that lacks what others have has lost it. */
-static int whole_parts(struct desc_reader *r, const int32_t *n)
-{
-    static const char *const part[] = {"post_attention_norm", "post_ffw_norm", "layer_output_scale"};
-    char name[64];
-    for (int k = 0; k < 3; k++)
-        for (int i = 0; i < r->d->n_layer && n[k]; i++) {
-            snprintf(name, sizeof name, "blk.%d.%s.weight", i, part[k]);
-            if (!gguf_tensor(r->g, name))
-                return desc_fail(r, "tensor '%s': is missing (%d of %d layers have it)", name, n[k],
-                                 r->d->n_layer);
-        }
-    return 0;
-}
-
 /* Scales of matrices, each [1], beside the matrix that they are of. */
 static int read_scale(struct desc_reader *r, const char *matrix)
 {
@@ -547,7 +532,7 @@ static int read_scales(struct desc_reader *r)
 static int read_block_parts(struct desc_reader *r, const struct dialect *x)
 {
     struct desc *d = r->d;
-    int32_t keys_alone = 0, parts[3] = {0};
+    int32_t keys_alone = 0;
     char name[64];
     d->rope[0].has_divisors = gguf_tensor(r->g, "rope_freqs.weight") != NULL;
     if (strcmp(x->name, "upstream")) return 0;
@@ -565,7 +550,6 @@ static int read_block_parts(struct desc_reader *r, const struct dialect *x)
                   sinks = optional(r, i, "attn_sinks", d->layer[i].n_head);
         if (attn < 0 || ffw < 0 || scale < 0 || sinks < 0) return -1;
         d->sinks |= sinks > 0;
-        parts[0] += attn, parts[1] += ffw, parts[2] += scale;
         if (d->layer[i].value_is_key && !attn)
             return desc_fail(r,
                              "tensor '%s': is missing (no post_attention_norm: no block that has values of "
@@ -578,7 +562,9 @@ static int read_block_parts(struct desc_reader *r, const struct dialect *x)
                              i);
         d->other_block |= d->layer[i].value_is_key || attn || ffw;
     }
-    if (whole_parts(r, parts)) return -1;
+    if (desc_all_or_none(r, "post_attention_norm") || desc_all_or_none(r, "post_ffw_norm") ||
+        desc_all_or_none(r, "layer_output_scale"))
+        return -1;
     return d->other_block ? tell_block(r, keys_alone) : 0;
 }
 

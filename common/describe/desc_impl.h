@@ -51,6 +51,9 @@ int desc_known_keys(struct desc_reader *r, const char *const *known, const char 
 int desc_dim(struct desc_reader *r, const char *name, int i, int32_t *v); /* dimension i of a tensor */
 /* Tensor name must be [ne0], [ne0, ne1] or [ne0, ne1, ne2]; the first 0 ends. */
 int desc_shape(struct desc_reader *r, const int64_t ne[3], const char *name);
+/* Tensor blk.N.part.weight stands in every layer or in none: a layer that lacks what others have has lost it.
+ */
+int desc_all_or_none(struct desc_reader *r, const char *part);
 
 /* ---- desc_stack.c: the parts that stacks of blocks have in common ---- */
 

@@ -207,3 +207,18 @@ int desc_shape(struct desc_reader *r, const int64_t ne[3], const char *name)
     shape_text(ne, n_dims, want, sizeof want);
     return desc_fail(r, "tensor '%s': has the wrong shape (expected [%s], got [%s])", name, want, got);
 }
+
+int desc_all_or_none(struct desc_reader *r, const char *part)
+{
+    char name[64], lost[64] = "";
+    int32_t n = 0;
+    for (int32_t i = r->d->n_layer - 1; i >= 0; i--) {
+        snprintf(name, sizeof name, "blk.%d.%s.weight", i, part);
+        if (gguf_tensor(r->g, name))
+            n++;
+        else
+            memcpy(lost, name, sizeof lost);
+    }
+    if (!n || n == r->d->n_layer) return 0;
+    return desc_fail(r, "tensor '%s': is missing (%d of %d layers have it)", lost, n, r->d->n_layer);
+}

@@ -9,7 +9,6 @@
 #include <math.h>
 #include <string.h>
 #include "../../kernels/kernels.h"
-#include "../base/mem.h"
 
 #define LAYER "layers.%d."
 static const struct conv_rule rules[] = {
@@ -22,9 +21,7 @@ static const struct conv_rule rules[] = {
     {LAYER "self_attn.o_proj.weight", "blk.%d.attn_output.weight", {DIM_EMBD, DIM_Q}, 0},
     {LAYER "post_attention_layernorm.weight", "blk.%d.post_attention_norm.weight", {DIM_EMBD}, 0},
     {LAYER "pre_feedforward_layernorm.weight", "blk.%d.ffn_norm.weight", {DIM_EMBD}, 0},
-    {LAYER "mlp.gate_proj.weight", "blk.%d.ffn_gate.weight", {DIM_FF, DIM_EMBD}, 0},
-    {LAYER "mlp.up_proj.weight", "blk.%d.ffn_up.weight", {DIM_FF, DIM_EMBD}, 0},
-    {LAYER "mlp.down_proj.weight", "blk.%d.ffn_down.weight", {DIM_EMBD, DIM_FF}, 0},
+    CONV_FFN_RULES,
     {LAYER "post_feedforward_layernorm.weight", "blk.%d.post_ffw_norm.weight", {DIM_EMBD}, 0},
     {LAYER "layer_scalar", "blk.%d.layer_output_scale.weight", {DIM_ONE}, 0},
     {"norm.weight", "output_norm.weight", {DIM_EMBD}, 0},
@@ -93,27 +90,14 @@ static int parts(struct conv *c, struct err *e)
     return 0;
 }
 
-/* Divisors: 1 for the share of pairs that turns, for the others so large that the angle is none. */
 static int make(struct conv *c, struct conv_tensor *t, struct err *e)
 {
     const char *where = NULL;
     const int r = hf_get_rope(c->cfg, c->fam->rope_layers, c->fam->rope, &c->rope, &where, e);
     if (r < 0) return -1;
-    if (r == 1) return 0; /* refused where the base is put */
-    if (c->rope.partial != 1 && strcmp(c->rope.type, "proportional"))
-        return err_set(e, ERR_FORMAT,
-                       "%s: rope_parameters.full_attention: a partial rotation of type %s is not implemented "
-                       "(expected \"proportional\")",
-                       hf_config_name(c->cfg), c->rope.type);
+    if (r == 1) return 0;               /* refused where the base is put */
     if (c->rope.partial == 1) return 0; /* all turn */
-    const int64_t half = c->dim[DIM_HEAD] / 2, turn = (int64_t)(c->rope.partial * (double)half);
-    conv_set_dim(c, DIM_ROT, half, "head size / 2");
-    t->made = mem_alloc((size_t)(half + 1) * sizeof *t->made);
-    if (!t->made) return err_set(e, ERR_IO, "out of memory (rope divisors)");
-    for (int64_t i = 0; i < half; i++) t->made[i] = i < turn ? 1.0f : 1e30f;
-    conv_say(c, CONVERT_DETAIL, "%lld of %lld pairs of a head turn (rope_freqs.weight)", (long long)turn,
-             (long long)half);
-    return 0;
+    return conv_make_divisors(c, t, c->dim[DIM_HEAD], "head size / 2", "", e);
 }
 
 static int keys(struct conv *c, struct err *e)

@@ -316,8 +316,7 @@ static int heads(struct conv *c, struct err *e)
 
 /* ---- rotation and keys ---- */
 
-/* Divisors of the full layers' frequencies: 1 for the share of pairs that turns, for the others one so large
- * that the angle is none (the ecosystem's 1e30). */
+/* Divisors of the full layers' frequencies. */
 static int make(struct conv *c, struct conv_tensor *t, struct err *e)
 {
     const char *where = NULL;
@@ -328,19 +327,7 @@ static int make(struct conv *c, struct conv_tensor *t, struct err *e)
     int64_t dim = c->dim[DIM_HEAD_FULL];
     for (int32_t i = 0; i < c->n_layer; i++) full |= (c->kind[i] & FULL) != 0;
     if (r == 1 || !full) return 0; /* no base: refused where it is put. No full layer: none turns so */
-    if (c->rope.partial != 1 && strcmp(c->rope.type, "proportional"))
-        return err_set(e, ERR_FORMAT,
-                       "%s: rope_parameters.full_attention: a partial rotation of type %s is not implemented "
-                       "(expected \"proportional\")",
-                       hf_config_name(c->cfg), c->rope.type);
-    int64_t turn = (int64_t)(c->rope.partial * (double)dim / 2);
-    conv_set_dim(c, DIM_ROT, dim / 2, "head size of full layers / 2");
-    t->made = mem_alloc((size_t)(dim / 2 + 1) * sizeof *t->made);
-    if (!t->made) return err_set(e, ERR_IO, "out of memory (rope divisors)");
-    for (int64_t i = 0; i < dim / 2; i++) t->made[i] = i < turn ? 1.0f : 1e30f;
-    conv_say(c, CONVERT_DETAIL, "full layers: %lld of %lld pairs of a head turn (rope_freqs.weight)",
-             (long long)turn, (long long)(dim / 2));
-    return 0;
+    return conv_make_divisors(c, t, dim, "head size of full layers / 2", "full layers: ", e);
 }
 
 static int put_windows(struct conv *c, struct err *e)

@@ -276,6 +276,11 @@ void conv_say(const struct conv *c, enum convert_level level, const char *fmt, .
 int conv_sizes_from_config(struct conv *c, struct err *e);
 int conv_expert_sizes(struct conv *c, struct err *e); /* a sizes hook: number of experts and their width */
 int conv_set_dim(struct conv *c, enum conv_dim d, int64_t v, const char *from); /* returns 0 */
+/* Of a proportional rotation (c->rope) of heads of a size, the divisors [head / 2] of its frequencies into
+ * t->made: 1 for the share of pairs that turns, for the others one so large that the angle is none (the
+ * ecosystem's 1e30). from: where DIM_ROT is from; of: of which layers, for the detail. */
+int conv_make_divisors(struct conv *c, struct conv_tensor *t, int64_t head, const char *from, const char *of,
+                       struct err *e);
 /* A size that config.json must say (random), and one that it may say but must then say have. */
 int conv_need_i64(struct conv *c, const char *key, int64_t *v, struct err *e);
 int conv_witness(struct conv *c, const char *key, int64_t have, const char *from, struct err *e);

@@ -35,6 +35,24 @@ int conv_set_dim(struct conv *c, enum conv_dim d, int64_t v, const char *from)
     return 0;
 }
 
+int conv_make_divisors(struct conv *c, struct conv_tensor *t, int64_t head, const char *from, const char *of,
+                       struct err *e)
+{
+    if (c->rope.partial != 1 && strcmp(c->rope.type, "proportional"))
+        return err_set(e, ERR_FORMAT,
+                       "%s: rope_parameters.full_attention: a partial rotation of type %s is not implemented "
+                       "(expected \"proportional\")",
+                       hf_config_name(c->cfg), c->rope.type);
+    const int64_t half = head / 2, turn = (int64_t)(c->rope.partial * (double)half);
+    conv_set_dim(c, DIM_ROT, half, from);
+    t->made = mem_alloc((size_t)(half + 1) * sizeof *t->made);
+    if (!t->made) return err_set(e, ERR_IO, "out of memory (rope divisors)");
+    for (int64_t i = 0; i < half; i++) t->made[i] = i < turn ? 1.0f : 1e30f;
+    conv_say(c, CONVERT_DETAIL, "%s%lld of %lld pairs of a head turn (rope_freqs.weight)", of,
+             (long long)turn, (long long)half);
+    return 0;
+}
+
 /* ---- random weights: sizes from config.json ---- */
 
 int conv_need_i64(struct conv *c, const char *key, int64_t *v, struct err *e)
