@@ -24,6 +24,8 @@ struct chain_tuning chain_tuning = {.context = 262144,
 #define CHAIN_BRING (64 << 10) /* bytes behind the ring that come to the L2 cache while it is full */
 /* Steps, at most: the plan of a later one waits for sums of a step before (chain_fetch). */
 #define CHAIN_REPLAY_MOST 4
+#define CHAIN_GRID_COPIES (16u << 10) /* bytes of a table's copies, and of all tables */
+#define CHAIN_GRID_MOST (48u << 10)
 #define CHAIN_SPREAD 256 /* blocks of a launch that spread knows, at most */
 
 static uint32_t tile_bytes(const struct chain_step *s)
@@ -180,11 +182,44 @@ static bool writes_early(const struct chain_step *s, int blocks)
     return s->kind == CHAIN_K && s->gated && s->pairs > 2 * blocks;
 }
 
+static bool has_grids(const struct chain_state *c, int32_t count)
+{
+    bool grids = false;
+    for (int32_t i = 0; i < count; i++) grids |= chain_is_grid(&c->step[i]);
+    return grids;
+}
+/* Is it laid out for steps of other types? K types and grids alone, over short contexts, are as K types are.
+ */
 static bool has_items(const struct chain_state *c, int32_t count)
 {
+    const bool k = has_grids(c, count) && !c->nets && !(c->attends && c->far);
     bool other = chain_tuning.mixed;
-    for (int32_t i = 0; i < count; i++) other |= chain_is_other(&c->step[i]);
+    for (int32_t i = 0; i < count; i++)
+        other |= k ? c->step[i].n_m && c->step[i].kind != CHAIN_K : chain_is_other(&c->step[i]);
     return other;
+}
+/* The tables of types with grids, from `at` on: bytes. As many copies as CHAIN_GRID_COPIES bytes have room
+ * for, or fewer where all would be more than CHAIN_GRID_MOST. */
+static uint32_t grid_tables(const struct chain_state *c, int32_t count, struct chain_grids *g, uint32_t at)
+{
+    static const uint32_t one[CHAIN_GRID_TABLES] = {1024, 2048, 2048, 4096, 8192, 16384};
+    bool has[CHAIN_GRID_TABLES] = {false};
+    uint32_t bytes = CHAIN_GRID_MOST + 1;
+    for (int32_t i = 0; i < count; i++)
+        for (int32_t j = 0; j < c->step[i].n_m; j++)
+            if (grid_has(c->step[i].m[j].type)) has[chain_grid_table(c->step[i].m[j].type)] = true;
+    for (uint32_t room = CHAIN_GRID_COPIES; bytes > CHAIN_GRID_MOST; room /= 2) {
+        bytes = 0;
+        for (int k = 0; k < CHAIN_GRID_TABLES; k++) {
+            uint32_t log = 0;
+            g->at[k] = 0;
+            if (!has[k]) continue;
+            while (one[k] << (log + 1) <= room) log++;
+            g->at[k] = (at + bytes) | log;
+            bytes += one[k] << log;
+        }
+    }
+    return bytes;
 }
 
 /* What the steps of a chain want of a block. */
@@ -192,11 +227,12 @@ struct wants {
     int32_t pairs, n_rep, n_kv, head; /* the most pairs of a step whose result is passed on; of attention */
     uint32_t row, terms;              /* bytes of a rounded row, of the terms of sums */
     bool items, early;                /* some product is not of K types; some step writes early */
+    bool grids;                       /* some product is of a type with a grid */
 };
 
 static struct wants wants_of(const struct chain_state *c, int32_t count)
 {
-    struct wants w = {.items = has_items(c, count)};
+    struct wants w = {.items = has_items(c, count), .grids = has_grids(c, count)};
     for (int32_t i = 0; i < count; i++) {
         const struct chain_step *s = &c->step[i];
         if (s->n_m == 0 && s->n_rep > w.n_rep) w.n_rep = s->n_rep;
@@ -288,7 +324,8 @@ static uint32_t attention_room(const struct chain_state *c, const struct wants *
     const size_t bytes = far    ? c->coded ? CHAIN_CODES_BYTES(w->n_rep) : CHAIN_FAR_BYTES(w->n_rep)
                             : wide ? CHAIN_WIDE_BYTES(w->head)
                                 : CHAIN_ATTEND_BYTES;
-    const bool late = !far && !wide && !w->items && (w->early || split); /* chain/kernel_k.cu's near_keys */
+    const bool late =
+        !far && !wide && !w->items && (w->early || split || w->grids); /* chain/kernel.cuh's near_keys */
     const uint32_t least = ((uint32_t)(late ? CHAIN_LATE_BYTES(w->n_rep) : bytes) + 127) / 128 * 128;
     if (*rest < least) *rest = least;
     return !far && !wide && !w->items && !late ? ((uint32_t)CHAIN_KEYS_BYTES + 127) / 128 * 128 : 0;
@@ -300,9 +337,9 @@ size_t chain_lay_out(const struct cuda_device *dev, struct chain_state *c, int32
                      struct chain_args *a, int *blocks)
 {
     struct wants w = wants_of(c, count);
-    if (c->gemma && (c->nets || w.items)) return 0;
+    if (c->gemma && (c->nets || w.items || w.grids)) return 0;
     if (c->gemma && c->attends && c->far) return 0;
-    const bool k = (c->nets || !w.items) && !(c->attends && c->far);
+    const bool k = (c->nets || !(w.items || w.grids)) && !(c->attends && c->far);
     *blocks = w.pairs < dev->sm_count ? w.pairs : dev->sm_count;
     a->split = splits(dev, c, count, *blocks, k && chain_tuning.split > 0);
     if (c->attends && c->coded && 2 * *blocks < w.n_kv) return 0;
@@ -471,7 +508,8 @@ size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, 
     const bool far = c->attends && c->far;
     const uint32_t row = a->terms - a->act, rest = a->keys - a->act, keys = (uint32_t)smem - a->keys,
                    net = c->nets ? ((uint32_t)CHAIN_DELTA_BYTES + 127) / 128 * 128 : posts_bytes(c, count),
-                   before = CHAIN_K_RING + (far ? 1024 : 0), all = before + rest + keys + net + 512;
+                   before = CHAIN_K_RING + (far ? 1024 : 0), grids = grid_tables(c, count, &a->grids, 0),
+                   all = before + rest + keys + net + grids + 512;
     const bool items = has_items(c, count);
     bool early = false;
     if (all >= (uint32_t)dev->smem_block) return 0;
@@ -489,7 +527,7 @@ size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, 
         return 0;
     if (a->split || c->nets || items) spread(c, count, blocks);
     a->net = a->keys + keys;
-    return a->net + net;
+    return a->net + net + grid_tables(c, count, &a->grids, a->net + net);
 }
 
 enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const struct chain_args *a)
@@ -500,6 +538,12 @@ enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const 
         early |= (c->step[i].flags & CHAIN_EARLY) != 0;
         low |= chain_is_low(&c->step[i]);
     }
+    if (has_grids(c, count))
+        return c->nets           ? CHAIN_NETS_GRIDS
+               : far && c->coded ? CHAIN_GRIDS_CODES
+               : far             ? CHAIN_GRIDS_FAR
+               : items           ? CHAIN_GRIDS_ITEMS
+                                 : CHAIN_GRIDS;
     if (c->nets && items) return low ? CHAIN_NETS_LOW : CHAIN_NETS_ITEMS;
     if (c->nets) return a->split ? CHAIN_NETS_SHARED : CHAIN_NETS;
     if (c->gemma) return CHAIN_GEMMA;

@@ -142,6 +142,22 @@ enum {
     CHAIN_MIXED = 1024,
     CHAIN_SHARE = 2048 /* times chain_plan's share, which is the block's */
 };
+/* The tables of points in shared memory, in the order of chain_grid_table (chain/grid.cuh): where one begins,
+ * a multiple of CHAIN_GRID_ALIGN, and the binary logarithm of its copies; 0: no step is of that type. */
+#define CHAIN_GRID_TABLES 6
+#define CHAIN_GRID_ALIGN 128u
+struct chain_grids {
+    uint32_t at[CHAIN_GRID_TABLES];
+};
+GRID_CONST int chain_grid_table(uint32_t type)
+{
+    return type == KN_IQ3_XXS   ? 0
+           : type == KN_IQ3_S   ? 1
+           : type == KN_IQ2_XXS ? 2
+           : type == KN_IQ2_XS  ? 3
+           : type == KN_IQ2_S   ? 4
+                                : 5;
+}
 struct chain_args {
     const struct chain_step *step; /* device memory */
     int32_t count, same[2]; /* same: what is behind has its place: moved, long contexts take 2 % more */
@@ -157,6 +173,7 @@ struct chain_args {
     const void *same_3;           /* as same */
     unsigned *state;              /* [4]: the newest tag, launches, places that the newest used */
     struct uint2 *sums;           /* [2][CHAIN_SPLIT_SUMS][32]: of pairs that all blocks share */
+    struct chain_grids grids;
 };
 #define CHAIN_SPLIT_SUMS 512 /* sums of slices of such pairs, and of slices that two blocks share */
 #define CHAIN_BLOCKS 128     /* of 256 columns of a row, at most */
@@ -178,7 +195,8 @@ struct chain_args {
  * blocks share, chain/post.cuh and chain/wide.cuh, which has all attention then; delta nets or gated rows,
  * and no attention then; these and such pairs; steps of types other than K; these and keys through the ring;
  * quantised keys and values (chain/codes.cuh), without such steps and with them; those with such steps where
- * some are of Q2_K, Q3_K, Q4_1, Q5_1 or MXFP4. */
+ * some are of Q2_K, Q3_K, Q4_1, Q5_1 or MXFP4; steps of types with grids (chain/grid.cuh): with outputs that
+ * come early beside K types alone, and, as those before, beside any type. */
 enum chain_form {
     CHAIN_FEW,
     CHAIN_PAIRS,
@@ -196,6 +214,11 @@ enum chain_form {
     CHAIN_LOW_FAR,
     CHAIN_NETS_LOW,
     CHAIN_LOW_CODES,
+    CHAIN_GRIDS,
+    CHAIN_GRIDS_ITEMS,
+    CHAIN_GRIDS_FAR,
+    CHAIN_NETS_GRIDS,
+    CHAIN_GRIDS_CODES,
     CHAIN_FORMS
 };
 /* chain.cu. What was collected, and what it is if it stays alone. */
@@ -300,9 +323,10 @@ static inline int32_t widest_unit(const struct chain_step *s)
     return widest;
 }
 /* The step is of types that forms of K types alone lack: others than Q4_K, Q5_K and Q6_K; of those that only
- * forms of their own have: Q2_K, Q3_K, Q4_1, Q5_1, MXFP4. */
+ * forms of their own have: Q2_K, Q3_K, Q4_1, Q5_1, MXFP4; types with grids. */
 bool chain_is_other(const struct chain_step *s);
 bool chain_is_low(const struct chain_step *s);
+bool chain_is_grid(const struct chain_step *s);
 /* The product as a step; false: no chain has such. */
 bool chain_step_of(const struct cuda_device *dev, const struct chain_product *p, struct chain_step *s);
 /* Shared memory of the launch, and its blocks: each must have outputs in a step whose outputs are read, so

@@ -151,6 +151,10 @@ template <class ITEMS> struct low_beside : ITEMS {
     static constexpr bool low = true;
 };
 using net_items = items_beside<net_steps>;
+/* The same with types with grids. */
+template <class ITEMS> struct grids_beside : low_beside<ITEMS> {
+    static constexpr bool grids = true;
+};
 
 /* ---- sums ---- */
 
