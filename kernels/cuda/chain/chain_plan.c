@@ -19,7 +19,8 @@ struct chain_tuning chain_tuning = {.context = 262144,
                                     .head_ahead = 64512,
                                     .rows_ahead = 73728,
                                     .split_normed = 64,
-                                    .spread = 4};
+                                    .spread = 4,
+                                    .pairs = 3};
 
 #define CHAIN_BRING (64 << 10) /* bytes behind the ring that come to the L2 cache while it is full */
 /* Steps, at most: the plan of a later one waits for sums of a step before (chain_fetch). */
@@ -188,15 +189,27 @@ static bool has_grids(const struct chain_state *c, int32_t count)
     for (int32_t i = 0; i < count; i++) grids |= chain_is_grid(&c->step[i]);
     return grids;
 }
-/* Is it laid out for steps of other types? K types and grids alone, over short contexts, are as K types are.
- */
 static bool has_items(const struct chain_state *c, int32_t count)
 {
-    const bool k = has_grids(c, count) && !c->nets && !(c->attends && c->far);
     bool other = chain_tuning.mixed;
-    for (int32_t i = 0; i < count; i++)
-        other |= k ? c->step[i].n_m && c->step[i].kind != CHAIN_K : chain_is_other(&c->step[i]);
+    for (int32_t i = 0; i < count; i++) other |= chain_is_other(&c->step[i]);
     return other;
+}
+/* Is all of it of K types, of any of them? */
+static bool all_k(const struct chain_state *c, int32_t count)
+{
+    bool k = !chain_tuning.mixed;
+    for (int32_t i = 0; i < count; i++) k &= !c->step[i].n_m || c->step[i].kind == CHAIN_K;
+    return k;
+}
+/* Over short contexts, has it the form with early outputs, where some types are others? Those of which K
+ * types are all or most, and those with grids. */
+static bool has_pairs(const struct chain_state *c, int32_t count, int blocks)
+{
+    bool early = has_grids(c, count) || (all_k(c, count) && chain_tuning.pairs & 1);
+    if (c->nets || c->gemma || (c->attends && c->far) || !has_items(c, count)) return false;
+    for (int32_t i = 0; i < count && chain_tuning.pairs & 2; i++) early |= writes_early(&c->step[i], blocks);
+    return early;
 }
 /* The tables of types with grids, from `at` on: bytes. As many copies as CHAIN_GRID_COPIES bytes have room
  * for, or fewer where all would be more than CHAIN_GRID_MOST. */
@@ -227,12 +240,12 @@ struct wants {
     int32_t pairs, n_rep, n_kv, head; /* the most pairs of a step whose result is passed on; of attention */
     uint32_t row, terms;              /* bytes of a rounded row, of the terms of sums */
     bool items, early;                /* some product is not of K types; some step writes early */
-    bool grids;                       /* some product is of a type with a grid */
+    bool writer;                      /* has_pairs */
 };
 
 static struct wants wants_of(const struct chain_state *c, int32_t count)
 {
-    struct wants w = {.items = has_items(c, count), .grids = has_grids(c, count)};
+    struct wants w = {.items = has_items(c, count)};
     for (int32_t i = 0; i < count; i++) {
         const struct chain_step *s = &c->step[i];
         if (s->n_m == 0 && s->n_rep > w.n_rep) w.n_rep = s->n_rep;
@@ -325,7 +338,7 @@ static uint32_t attention_room(const struct chain_state *c, const struct wants *
                             : wide ? CHAIN_WIDE_BYTES(w->head)
                                 : CHAIN_ATTEND_BYTES;
     const bool late =
-        !far && !wide && !w->items && (w->early || split || w->grids); /* chain/kernel.cuh's near_keys */
+        !far && !wide && (w->writer || (!w->items && (w->early || split))); /* ring.cuh's near_keys */
     const uint32_t least = ((uint32_t)(late ? CHAIN_LATE_BYTES(w->n_rep) : bytes) + 127) / 128 * 128;
     if (*rest < least) *rest = least;
     return !far && !wide && !w->items && !late ? ((uint32_t)CHAIN_KEYS_BYTES + 127) / 128 * 128 : 0;
@@ -337,10 +350,11 @@ size_t chain_lay_out(const struct cuda_device *dev, struct chain_state *c, int32
                      struct chain_args *a, int *blocks)
 {
     struct wants w = wants_of(c, count);
-    if (c->gemma && (c->nets || w.items || w.grids)) return 0;
+    if (c->gemma && (c->nets || w.items)) return 0;
     if (c->gemma && c->attends && c->far) return 0;
-    const bool k = (c->nets || !(w.items || w.grids)) && !(c->attends && c->far);
+    const bool k = (c->nets || !w.items) && !(c->attends && c->far);
     *blocks = w.pairs < dev->sm_count ? w.pairs : dev->sm_count;
+    w.writer = has_pairs(c, count, *blocks);
     a->split = splits(dev, c, count, *blocks, k && chain_tuning.split > 0);
     if (c->attends && c->coded && 2 * *blocks < w.n_kv) return 0;
     if (!*blocks || !posts_in_turn(c, count, *blocks) || !share_out(c, count, *blocks, &w)) return 0;
@@ -393,6 +407,7 @@ static void items_ahead(struct chain_step *s, bool attended)
         s->before = s->ahead = all * (s->gated ? 10 : s->norm ? 6 : attended ? 5 : 9) / tile;
     if (attended) s->before = all * 3 / tile;
     if (s->before < 1) s->before = 1;
+    s->bring = 0; /* items_beside::early has its own */
 }
 
 /* Of 256 columns that a warp keeps of a row that is normed, at most. */
@@ -441,16 +456,17 @@ static void tile_codes(struct chain_step *s, uint32_t ring)
     s->far = s->far > 4 ? 4 : s->far < 2 ? 2 : s->far;
     s->tile = (uint32_t)(s->far * leaf);
 }
-/* The tiles of all steps: the least bytes that one may have, 0: it does not go. */
+/* The tiles of all steps: the least bytes that one may have, 0: it does not go. holds: the ring has a place
+ * for keys and values of a short context (near_items). */
 static uint32_t tile_steps(struct chain_state *c, int32_t count, int blocks, uint32_t ring, bool near,
-                           bool items, bool *early)
+                           bool holds, bool *early)
 {
     const bool far = c->attends && c->far;
     uint32_t least = UINT32_MAX;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
         const bool held = s->n_m == 0 && !far; /* a place in the ring, in near_items alone */
-        if (held && (!items || c->nets)) continue;
+        if (held && (!holds || c->nets)) continue;
         if (held) {
             s->tile = (uint32_t)CHAIN_KEYS_BYTES;
         } else if (s->n_m == 0 && c->coded) {
@@ -473,13 +489,13 @@ static uint32_t tile_steps(struct chain_state *c, int32_t count, int blocks, uin
 
 /* How far each step's tiles are asked for ahead; false: a ring of these has too few. most: tiles at once;
  * pace: with narrow_ahead. */
-static bool ahead_of_steps(struct chain_state *c, int32_t count, uint32_t ring, int32_t most, bool items,
+static bool ahead_of_steps(struct chain_state *c, int32_t count, uint32_t ring, int32_t most, bool holds,
                            bool pace)
 {
     const bool far = c->attends && c->far;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
-        if (s->n_m == 0 && !far && (!items || c->nets)) continue;
+        if (s->n_m == 0 && !far && (!holds || c->nets)) continue;
         s->cap_tiles = (int32_t)(ring / s->tile);
         if (s->n_m == 0 && !far) {
             if (s->cap_tiles < 2) return false;
@@ -510,27 +526,28 @@ size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, 
                    net = c->nets ? ((uint32_t)CHAIN_DELTA_BYTES + 127) / 128 * 128 : posts_bytes(c, count),
                    before = CHAIN_K_RING + (far ? 1024 : 0), grids = grid_tables(c, count, &a->grids, 0),
                    all = before + rest + keys + net + grids + 512;
-    const bool items = has_items(c, count);
+    const bool items = has_items(c, count), pairs = has_pairs(c, count, blocks), held = items && !pairs;
     bool early = false;
     if (all >= (uint32_t)dev->smem_block) return 0;
-    const bool near = c->attends && !far && !c->gemma && !items && !keys; /* near_keys */
+    const bool near = c->attends && !far && !c->gemma && !held && !keys; /* near_keys */
     a->ring = ((uint32_t)dev->smem_block - all) / 1024 * 1024;
     a->act = before + a->ring;
     a->terms = a->act + row;
     a->keys = a->act + rest;
-    const uint32_t least = tile_steps(c, count, blocks, a->ring, near, items, &early);
+    const uint32_t least = tile_steps(c, count, blocks, a->ring, near, held, &early);
     if (!least) return 0;
     /* A tile's barrier is another's that is CHAIN_TILES later: both are never in the ring. */
     if (a->ring / least > CHAIN_TILES - 4) a->ring = (CHAIN_TILES - 4) * least / 1024 * 1024;
-    const bool pace = early && !c->nets && !c->gemma && !c->wide && !far && !items;
-    if (!ahead_of_steps(c, count, a->ring, CHAIN_TILES - 4 - (int32_t)(a->ring / least), items, pace))
+    const bool pace = early && !c->nets && !c->gemma && !c->wide && !far && !held;
+    if (!ahead_of_steps(c, count, a->ring, CHAIN_TILES - 4 - (int32_t)(a->ring / least), held, pace))
         return 0;
-    if (a->split || c->nets || items) spread(c, count, blocks);
+    if (a->split || c->nets || (items && !(pairs && all_k(c, count)))) spread(c, count, blocks);
     a->net = a->keys + keys;
     return a->net + net + grid_tables(c, count, &a->grids, a->net + net);
 }
 
-enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const struct chain_args *a)
+enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const struct chain_args *a,
+                              int blocks)
 {
     const bool far = c->attends && c->far, items = has_items(c, count);
     bool early = false, low = false;
@@ -538,12 +555,12 @@ enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const 
         early |= (c->step[i].flags & CHAIN_EARLY) != 0;
         low |= chain_is_low(&c->step[i]);
     }
-    if (has_grids(c, count))
-        return c->nets           ? CHAIN_NETS_GRIDS
-               : far && c->coded ? CHAIN_GRIDS_CODES
-               : far             ? CHAIN_GRIDS_FAR
-               : items           ? CHAIN_GRIDS_ITEMS
-                                 : CHAIN_GRIDS;
+    const bool grids = has_grids(c, count), k = all_k(c, count);
+    if (grids && c->nets) return CHAIN_NETS_GRIDS;
+    if (k && (grids || (items && chain_tuning.pairs & 1 && !c->nets)))
+        return far ? c->coded ? CHAIN_GRIDS_CODES : CHAIN_GRIDS_FAR : grids ? CHAIN_GRIDS : CHAIN_KS;
+    if (grids) return !far ? CHAIN_GRIDS_ITEMS : c->coded ? CHAIN_GRIDS_ITEMS_CODES : CHAIN_GRIDS_ITEMS_FAR;
+    if (has_pairs(c, count, blocks)) return low ? CHAIN_LOW_PAIRS : CHAIN_ITEMS_PAIRS;
     if (c->nets && items) return low ? CHAIN_NETS_LOW : CHAIN_NETS_ITEMS;
     if (c->nets) return a->split ? CHAIN_NETS_SHARED : CHAIN_NETS;
     if (c->gemma) return CHAIN_GEMMA;

@@ -195,8 +195,10 @@ struct chain_args {
  * blocks share, chain/post.cuh and chain/wide.cuh, which has all attention then; delta nets or gated rows,
  * and no attention then; these and such pairs; steps of types other than K; these and keys through the ring;
  * quantised keys and values (chain/codes.cuh), without such steps and with them; those with such steps where
- * some are of Q2_K, Q3_K, Q4_1, Q5_1 or MXFP4; steps of types with grids (chain/grid.cuh): with outputs that
- * come early beside K types alone, and, as those before, beside any type. */
+ * some are of Q2_K, Q3_K, Q4_1, Q5_1 or MXFP4; K types of any kind,
+ * outputs early; these and types with grids (chain/grid.cuh): so; over long contexts; over quantised ones;
+ * the same three with steps of other types; types with grids, others and delta nets; steps of other types
+ * among K types whose outputs come early, without low ones and with them. */
 enum chain_form {
     CHAIN_FEW,
     CHAIN_PAIRS,
@@ -214,11 +216,16 @@ enum chain_form {
     CHAIN_LOW_FAR,
     CHAIN_NETS_LOW,
     CHAIN_LOW_CODES,
+    CHAIN_KS,
     CHAIN_GRIDS,
-    CHAIN_GRIDS_ITEMS,
     CHAIN_GRIDS_FAR,
-    CHAIN_NETS_GRIDS,
     CHAIN_GRIDS_CODES,
+    CHAIN_GRIDS_ITEMS,
+    CHAIN_GRIDS_ITEMS_FAR,
+    CHAIN_GRIDS_ITEMS_CODES,
+    CHAIN_NETS_GRIDS,
+    CHAIN_ITEMS_PAIRS,
+    CHAIN_LOW_PAIRS,
     CHAIN_FORMS
 };
 /* chain.cu. What was collected, and what it is if it stays alone. */
@@ -255,6 +262,8 @@ struct chain_tuning {
     int split_normed; /* `split` of rows that are normed, or gated in the step */
     int spread;       /* slices of alpha and beta a block, where those that have less take all of them */
     int mixed;        /* 1: the kernel of mixes also where all is of K types */
+    int pairs; /* forms with early outputs: 1: of K types that are not Q4_K to Q6_K; 2: of other types among K
+                  types */
 };
 extern struct chain_tuning chain_tuning;
 
@@ -344,7 +353,8 @@ size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, 
 /* Of outputs that later steps write again only the newest are wanted in memory. */
 void chain_newest_outputs(struct chain_state *c, int32_t count);
 /* The kernel of a chain that is laid out. */
-enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const struct chain_args *a);
+enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const struct chain_args *a,
+                              int blocks);
 
 /* Bytes that the kernel wants of shared memory, checked where it is compiled (chain/kernel_k.cu): attention
  * in place of activations and terms; keys and values; all of that in forms with early outputs, n_rep: heads a

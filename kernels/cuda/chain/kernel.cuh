@@ -59,7 +59,9 @@ static __device__ __noinline__ void chain_items_apart(const chain_args &a, uint8
  * steps, and no attention; or near_items, far_items or net_items: near_keys, far_keys or net_steps beside
  * steps of types other than K, and of IQ4_XS; or
  * code_keys or code_items: far_keys or far_items over quantised keys and values; low_beside: any of those
- * with items; near_grids, or grids_beside of those with items: types with grids are among the steps. */
+ * with items; all_k: K types
+ * of any kind; all_grids, or grids_beside of those with items: types with grids too; pair_items: near_keys
+ * with items. */
 template <bool BF16, bool SPLIT, class KV>
 static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
     chain_k_kernel(const __grid_constant__ chain_args a)
@@ -159,9 +161,9 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
                 attention_held<BF16>(s, plan, r, i, pos, row_of(a, r, s, false), values_of(a, r) + s.at,
                                      a.parts, r.state[0] + 1 + (unsigned)i, act);
             else if (!KV::ring && (CHAIN_HEADS == CHAIN_WARPS || threadIdx.x < 32 * CHAIN_HEADS))
-                chain_attention<BF16, false, KV::writer>(i, pos, plan.unit, row_of(a, r, s, false),
-                                                         values_of(a, r) + s.at, a.parts,
-                                                         r.state[0] + 1 + (unsigned)i, act, keys);
+                chain_attention<BF16, KV::items, KV::writer>(i, pos, plan.unit, row_of(a, r, s, false),
+                                                             values_of(a, r) + s.at, a.parts,
+                                                             r.state[0] + 1 + (unsigned)i, act, keys);
             chain_meet();
         } else if (KV::items && s.kind != CHAIN_K) {
             const bool first = s.from < 0;
@@ -230,7 +232,8 @@ template <bool BF16, bool SPLIT, class KV> static chain_k_fn chain_k_form()
 {
     return {chain_k_kernel<BF16, SPLIT, KV>, CHAIN_ALL_WARPS<KV>};
 }
-/* kernel_grid.cu: the forms from CHAIN_GRIDS on. */
+/* kernel_grid.cu: the forms from CHAIN_KS on; kernel_mixed.cu: from CHAIN_GRIDS_ITEMS on. */
 chain_k_fn chain_k_grids(bool bf16, int form);
+chain_k_fn chain_k_mixed(bool bf16, int form);
 
 #endif

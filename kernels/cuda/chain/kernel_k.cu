@@ -4,7 +4,7 @@
 
 static chain_k_fn kernel_of(bool bf16, int form)
 {
-    static const chain_k_fn all[CHAIN_GRIDS][2] = {
+    static const chain_k_fn all[CHAIN_KS][2] = {
         {chain_k_form<false, false, few_keys>(), chain_k_form<true, false, few_keys>()},
         {chain_k_form<false, false, near_keys>(), chain_k_form<true, false, near_keys>()},
         {chain_k_form<false, true, near_keys>(), chain_k_form<true, true, near_keys>()},
@@ -25,7 +25,8 @@ static chain_k_fn kernel_of(bool bf16, int form)
          chain_k_form<false, true, low_beside<net_items>>()},
         {chain_k_form<false, false, low_beside<code_items>>(),
          chain_k_form<false, false, low_beside<code_items>>()}};
-    return form < CHAIN_GRIDS ? all[form][bf16] : chain_k_grids(bf16, form);
+    if (form >= CHAIN_GRIDS_ITEMS) return chain_k_mixed(bf16, form);
+    return form < CHAIN_KS ? all[form][bf16] : chain_k_grids(bf16, form);
 }
 
 static constexpr int far_bytes(int n_rep)

@@ -31,7 +31,7 @@ DEV const float *row_of(const chain_args &a, const chain_room &r, const chain_st
 /* Where steps of other types are a function that is called (chain_items_apart), which leaves registers to K
  * types. Beside attention it was slower while the room was passed by reference, so in local memory: 8B
  * Q8_0 53.8 to 58.1 us a layer; not measured since. */
-template <class KV> constexpr bool items_apart = KV::items &&KV::nets;
+template <class KV> constexpr bool items_apart = KV::items && (KV::nets || KV::writer);
 template <class KV> constexpr bool has_room = !KV::ring && !KV::wide && (!KV::items || items_apart<KV>);
 
 /* The factor of a norm of the row, as prepare_row adds squares up; over: 1 / width. */
@@ -257,7 +257,7 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
                 chain_term<0, SPLIT>(r.ring, tile, sub, two, term, l, terms);
             else if (what == 2)
                 chain_term<2, SPLIT>(r.ring, tile, sub, two, term, l, terms);
-            else if ((KV::items || KV::grids) && what == 3)
+            else if ((KV::items || KV::low) && what == 3)
                 chain_term<3, SPLIT>(r.ring, tile, sub, two, term, l, terms);
             else if (KV::low && what == 4)
                 chain_term<4, SPLIT>(r.ring, tile, sub, two, term, l, terms);

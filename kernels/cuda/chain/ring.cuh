@@ -230,9 +230,12 @@ struct near_keys {
     static constexpr bool ring = false, codes = false, nets = false, wide = false, post = false,
                           items = false, held = false, low = false, grids = false, writer = true;
 };
-/* The same beside steps of types with grids, and of all K types. */
-struct near_grids : near_keys {
-    static constexpr bool low = true, grids = true;
+/* Those, with K types of any kind, and with types with grids. */
+template <class KEYS> struct all_k : KEYS {
+    static constexpr bool low = true;
+};
+template <class KEYS> struct all_grids : all_k<KEYS> {
+    static constexpr bool grids = true;
 };
 struct few_keys : near_keys { /* no outputs come early */
     static constexpr bool writer = false;

@@ -592,13 +592,29 @@ static bool called(const char *name, const char *what)
 /* Every kind of chain but delta nets (chain_delta_gpu) has run by now. */
 static void check_forms(void)
 {
-    static const enum cuda_form forms[] = {
-        CUDA_CHAIN_FEW,         CUDA_CHAIN_PAIRS,     CUDA_CHAIN_SHARED,      CUDA_CHAIN_FAR,
-        CUDA_CHAIN_GEMMA,       CUDA_CHAIN_ITEMS,     CUDA_CHAIN_ITEMS_FAR,   CUDA_CHAIN_CODES,
-        CUDA_CHAIN_ITEMS_CODES, CUDA_CHAIN_LOW,       CUDA_CHAIN_LOW_FAR,     CUDA_CHAIN_LOW_CODES,
-        CUDA_CHAIN_GRIDS,       CUDA_CHAIN_GRIDS_FAR, CUDA_CHAIN_GRIDS_CODES, CUDA_CHAIN_GRIDS_ITEMS};
+    static const enum cuda_form forms[] = {CUDA_CHAIN_FEW,
+                                           CUDA_CHAIN_PAIRS,
+                                           CUDA_CHAIN_SHARED,
+                                           CUDA_CHAIN_FAR,
+                                           CUDA_CHAIN_GEMMA,
+                                           CUDA_CHAIN_ITEMS,
+                                           CUDA_CHAIN_ITEMS_FAR,
+                                           CUDA_CHAIN_CODES,
+                                           CUDA_CHAIN_ITEMS_CODES,
+                                           CUDA_CHAIN_LOW,
+                                           CUDA_CHAIN_LOW_FAR,
+                                           CUDA_CHAIN_LOW_CODES,
+                                           CUDA_CHAIN_KS,
+                                           CUDA_CHAIN_GRIDS,
+                                           CUDA_CHAIN_GRIDS_FAR,
+                                           CUDA_CHAIN_GRIDS_CODES,
+                                           CUDA_CHAIN_GRIDS_ITEMS,
+                                           CUDA_CHAIN_GRIDS_ITEMS_FAR,
+                                           CUDA_CHAIN_GRIDS_ITEMS_CODES,
+                                           CUDA_CHAIN_ITEMS_PAIRS,
+                                           CUDA_CHAIN_LOW_PAIRS};
     char text[900], line[920];
-    const bool ok = forms_are(gpu, CUDA_CHAIN_FEW, CUDA_CHAIN_GRIDS_CODES, forms,
+    const bool ok = forms_are(gpu, CUDA_CHAIN_FEW, CUDA_CHAIN_LOW_PAIRS, forms,
                               (int)(sizeof forms / sizeof *forms), text, sizeof text);
     snprintf(line, sizeof line, "forms: %s", text);
     verdict(ok, line);
@@ -616,6 +632,7 @@ int main(int argc, char **argv)
     if (small) chain_tuning.split = chain_tuning.split_normed = 1;
     heads = !timing;                         /* what is timed is layers */
     tapped = timing && getenv("CHAIN_TAPS"); /* with taps */
+    if (timing && getenv("CHAIN_EARLY")) chain_tuning.pairs = atoi(getenv("CHAIN_EARLY"));
     if (kn_backend_open(&gpu, &open, msg, sizeof msg)) {
         fprintf(stderr, "chain_gpu: %s\n", msg);
         return 5;

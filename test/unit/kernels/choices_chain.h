@@ -67,10 +67,32 @@ static inline void chain_attention_of(struct chain_maker *m, const struct shapes
 static inline void chain_line(FILE *out, const struct shapes *m, const char *recipe, uint32_t most,
                               uint32_t more, uint32_t codes, const struct choice_device *d, int32_t bound)
 {
-    static const char *const forms[CHAIN_FORMS] = {
-        "few",      "pairs",     "shared",     "far",         "gemma",       "nets",       "nets-shared",
-        "items",    "items-far", "nets-items", "codes",       "items-codes", "low",        "low-far",
-        "nets-low", "low-codes", "grids",      "grids-items", "grids-far",   "nets-grids", "grids-codes"};
+    static const char *const forms[CHAIN_FORMS] = {"few",
+                                                   "pairs",
+                                                   "shared",
+                                                   "far",
+                                                   "gemma",
+                                                   "nets",
+                                                   "nets-shared",
+                                                   "items",
+                                                   "items-far",
+                                                   "nets-items",
+                                                   "codes",
+                                                   "items-codes",
+                                                   "low",
+                                                   "low-far",
+                                                   "nets-low",
+                                                   "low-codes",
+                                                   "all-k",
+                                                   "grids",
+                                                   "grids-far",
+                                                   "grids-codes",
+                                                   "grids-items",
+                                                   "grids-items-far",
+                                                   "grids-items-codes",
+                                                   "nets-grids",
+                                                   "items-pairs",
+                                                   "low-pairs"};
     static struct chain_state c;
     struct chain_args a;
     struct chain_maker k = {&d->dev, &c, 0, -1, codes, true};
@@ -101,7 +123,7 @@ static inline void chain_line(FILE *out, const struct shapes *m, const char *rec
         fprintf(out, "no room\n");
         return;
     }
-    fprintf(out, "%s blocks %d%s ring %u shared %zu", forms[chain_form_of(&c, k.count, &a)], blocks,
+    fprintf(out, "%s blocks %d%s ring %u shared %zu", forms[chain_form_of(&c, k.count, &a, blocks)], blocks,
             a.split ? " split" : "", a.ring, smem);
     const int per = k.count / CHOICE_LAYERS;
     for (int i = 0; i < per; i++) { /* of a layer in the middle: pairs, tiles and how many are on the way */
@@ -134,7 +156,8 @@ static inline void choose_chains(FILE *out)
                  {"IQ4_XS+F16", KN_IQ4_XS, KN_F16},
                  {"IQ3_XXS+Q5_K", KN_IQ3_XXS, KN_Q5_K},
                  {"IQ2_S+IQ3_S", KN_IQ2_S, KN_IQ3_S},
-                 {"IQ2_XXS+Q8_0", KN_IQ2_XXS, KN_Q8_0}};
+                 {"IQ2_XXS+Q8_0", KN_IQ2_XXS, KN_Q8_0},
+                 {"IQ4_XS+Q6_K", KN_IQ4_XS, KN_Q6_K}};
     static const int32_t bounds[] = {512, 1024, 4096, 16384, 65536};
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         const struct shapes m = shapes_of(models[i]);
