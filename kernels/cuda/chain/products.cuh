@@ -31,7 +31,7 @@ DEV const float *row_of(const chain_args &a, const chain_room &r, const chain_st
 /* Where steps of other types are a function that is called (chain_items_apart), which leaves registers to K
  * types. Beside attention it was slower while the room was passed by reference, so in local memory: 8B
  * Q8_0 53.8 to 58.1 us a layer; not measured since. */
-template <class KV> constexpr bool items_apart = KV::items && (KV::nets || KV::writer);
+template <class KV> constexpr bool items_apart = KV::items && (KV::nets || KV::writer || KV::grids);
 template <class KV> constexpr bool has_room = !KV::ring && !KV::wide && (!KV::items || items_apart<KV>);
 
 /* The factor of a norm of the row, as prepare_row adds squares up; over: 1 / width. */
