@@ -142,12 +142,15 @@ enum {
     CHAIN_MIXED = 1024,
     CHAIN_SHARE = 2048 /* times chain_plan's share, which is the block's */
 };
-/* The tables of points in shared memory, in the order of chain_grid_table (chain/grid.cuh): where one begins,
- * a multiple of CHAIN_GRID_ALIGN, and the binary logarithm of its copies; 0: no step is of that type. */
-#define CHAIN_GRID_TABLES 6
-#define CHAIN_GRID_ALIGN 128u
+/* The table of points, in shared memory before the ring (chain/grid_words.cuh): of each type, in the order of
+ * chain_grid_table, where it stands in a line, and CHAIN_GRID_LINE times the binary logarithm of a block's
+ * bytes; 0: no step is of that type. */
+#define CHAIN_GRID_TYPES 6
+#define CHAIN_GRID_LINE 256u
+#define CHAIN_GRID_PAGE (256 * CHAIN_GRID_LINE) /* bytes */
+#define CHAIN_GRID_AT CHAIN_K_RING              /* where it begins */
 struct chain_grids {
-    uint32_t at[CHAIN_GRID_TABLES];
+    uint32_t slot[CHAIN_GRID_TYPES];
 };
 GRID_CONST int chain_grid_table(uint32_t type)
 {

@@ -576,7 +576,9 @@ struct code_stream {
     }
 };
 
-/* All warps that multiply. at: room in shared memory; in, out: values of the step before and of this one. */
+/* All warps that multiply. at: room in shared memory; in, out: values of the step before and of this one.
+ * GRIDS: a table of points stands before the ring. */
+template <bool GRIDS>
 static __device__ __noinline__ void code_attention(const chain_step &s, const chain_plan &plan, uint8_t *at,
                                                    uint2 *parts, const float *in, float *out, unsigned tag)
 {
@@ -585,6 +587,7 @@ static __device__ __noinline__ void code_attention(const chain_step &s, const ch
               places = same_of(s.far);
     const unsigned number = (unsigned)(plan.total + w);
     chain_room r = chain_room_at(smem);
+    if (GRIDS) r.ring += CHAIN_GRID_PAGE;
     r.ring += (0u - shared_at(r.ring)) & 1023;
     const code_share f = code_share_of(s, pos);
     const code_room m = code_room_at(at, half, s.n_rep);

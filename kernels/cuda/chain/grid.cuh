@@ -13,17 +13,22 @@
 #include "grid_words.cuh"
 #include "pair.cuh"
 
-/* ---- tables ---- */
+/* ---- the table ---- */
 
-/* The words of a type's table, so many copies of each: the warps that multiply, before they meet. */
-template <uint32_t TYPE> DEV void grid_fill_table(const chain_grids &g, uint8_t *smem)
+DEV grid_slot grid_slot_of(const chain_grids &g, uint32_t type)
+{
+    const uint32_t s = g.slot[chain_grid_table(type)];
+    return {s % GRID_LINE, s / GRID_LINE};
+}
+/* The words of a type, so many copies of each: the warps that multiply, before they meet. */
+template <uint32_t TYPE> DEV void grid_fill_type(const chain_grids &g, uint8_t *page)
 {
     constexpr bool four = grid_unit<TYPE>::four;
     constexpr int first = grid_first(TYPE), n = grid_end(TYPE) - first, threads = 32 * CHAIN_WARPS,
                   SOME = n < 4 * threads ? n / threads : 4;
-    const uint32_t at = g.at[chain_grid_table(TYPE)], copies = 1u << at % CHAIN_GRID_ALIGN;
-    if (!at) return;
-    uint8_t *const to = smem + (at - at % CHAIN_GRID_ALIGN);
+    const grid_slot slot = grid_slot_of(g, TYPE);
+    if (!slot.log) return;
+    const uint32_t copies = (1u << slot.log) / (four ? 4 : 8);
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < n; i += SOME * threads) {
         uint32_t w[SOME];
@@ -32,20 +37,23 @@ template <uint32_t TYPE> DEV void grid_fill_table(const chain_grids &g, uint8_t 
 #pragma unroll 1
         for (uint32_t c = 0; c < copies; c++)
 #pragma unroll
-            for (int k = 0; k < SOME; k++) {
-                const uint32_t word = (uint32_t)(i + k * threads), copy = (c + word) & (copies - 1);
-                *(uint32_t *)(to + grid_word_at(four, word, copy, copies)) = w[k];
+            for (int k = 0; k < SOME; k++) { /* lanes begin with copies of their own: on other banks */
+                const uint32_t word = (uint32_t)(i + k * threads),
+                               copy = (c + threadIdx.x / (four ? 1 : 2)) & (copies - 1);
+                *(uint32_t *)(page + grid_word_at(four, word, copy, slot)) = w[k];
             }
     }
 }
-DEV void grid_fill_tables(const chain_grids &g, uint8_t *smem)
+DEV void grid_fill(const chain_grids &g, uint8_t *smem)
 {
-    grid_fill_table<KN_IQ3_XXS>(g, smem);
-    grid_fill_table<KN_IQ3_S>(g, smem);
-    grid_fill_table<KN_IQ2_XXS>(g, smem);
-    grid_fill_table<KN_IQ2_XS>(g, smem);
-    grid_fill_table<KN_IQ2_S>(g, smem);
-    grid_fill_table<KN_IQ1_S>(g, smem);
+    uint8_t *const page = smem + CHAIN_GRID_AT;
+    if (shared_at(smem) != GRID_SHARED) chain_fault();
+    grid_fill_type<KN_IQ3_XXS>(g, page);
+    grid_fill_type<KN_IQ3_S>(g, page);
+    grid_fill_type<KN_IQ2_XXS>(g, page);
+    grid_fill_type<KN_IQ2_XS>(g, page);
+    grid_fill_type<KN_IQ2_S>(g, page);
+    grid_fill_type<KN_IQ1_S>(g, page);
 }
 
 /* ---- units ---- */
@@ -75,15 +83,14 @@ template <bool HALVES> DEV void grid_columns(chain_lane &l, uint32_t u, int half
 
 /* The sums of a panel's unit: rows g and g + 8, of the lane's two columns of each accumulator. */
 template <uint32_t TYPE>
-DEV void grid_panel(int sum[2], const uint8_t *st, chain_lane &l, uint32_t u, grid_place words,
-                    uint32_t point)
+DEV void grid_panel(int sum[2], const uint8_t *st, chain_lane &l, uint32_t u, grid_slot slot)
 {
     using unit = grid_words<TYPE>;
     constexpr bool halves = grid_unit<TYPE>::halves, one = grid_unit<TYPE>::one;
     constexpr int parts = halves ? 2 : 1, steps = 8 / parts;
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     unit w;
-    w.open(st, lane, words, point);
+    w.open(st, lane, nullptr, slot);
     sum[0] = sum[1] = 0;
 #pragma unroll
     for (int part = 0; part < parts; part++) { /* all columns; or 128, of 16 of which are the accumulator's */
@@ -109,8 +116,8 @@ DEV void grid_panel(int sum[2], const uint8_t *st, chain_lane &l, uint32_t u, gr
 
 /* The term's sum; *factor: d * the block's scale. As chain_iq4. */
 template <uint32_t TYPE>
-DEV float chain_grid(const uint8_t *st, uint32_t bytes, chain_lane &l, uint32_t u, grid_place words,
-                     uint32_t point, float *factor)
+DEV float chain_grid(const uint8_t *st, uint32_t bytes, chain_lane &l, uint32_t u, grid_slot slot,
+                     float *factor)
 {
     const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     int sum[4] = {}; /* of the panels' rows g and g + 8 */
@@ -119,7 +126,7 @@ DEV float chain_grid(const uint8_t *st, uint32_t bytes, chain_lane &l, uint32_t 
 #pragma unroll 1
     for (int p = 0; p < 2; p++, at += bytes) {
         sum[0] = sum[2], sum[1] = sum[3];
-        grid_panel<TYPE>(sum + 2, at, l, u, words, point);
+        grid_panel<TYPE>(sum + 2, at, l, u, slot);
     }
     const int v = row_gather(sum, q);
     const uint32_t d = grid_words<TYPE>::d_of(st + (q / 2 ? bytes : 0), g, q % 2);

@@ -2,33 +2,31 @@
  * streaming layout (product/pack.cuh), as grid_unit.cuh has them to the bit, but with fewer operations: one
  * row has no others to share them with. Compiled for the device and for the host.
  *
- * Concepts. The table of a type's points is words of four values, as signed bytes, not levels. In shared
- * memory it stands there several times over, copies side by side: 32 lanes that read at random meet 3.5 times
- * in one table, and twice where each two lanes have one. A point is at `point` bytes times its index; a lane
- * begins at its own copy's (`words`; of points of 8 at its half). Signs choose bytes of the word and of its
- * negative. IQ1 has values without the move of levels; ones, which a product of their own adds, are what they
- * are moved by. */
+ * Concepts. The table of points is 256 *lines* of 256 bytes. An index has the line of its low 8 bits, so that
+ * one byte permute makes an address: index and the lane's own byte. In a line each type of the launch has a
+ * *block* for each value of its bits above, in which the point's word stands several times, side by side: 32
+ * lanes that read at random meet 3.5 times where all read one copy, and twice where each two lanes have one.
+ * A word is four values: of IQ3 as signed bytes, of which, and of their negatives, signs choose bytes; of IQ2
+ * as levels, which with their signs choose; of IQ1 as signed bytes without the move of levels: ones, which a
+ * product of their own adds, are what they are moved by. */
 #ifndef DFLASH_CUDA_CHAIN_GRID_WORDS_CUH
 #define DFLASH_CUDA_CHAIN_GRID_WORDS_CUH
 
 #include "../product/grid_unit.cuh"
 #include "chain_plan.h"
 
-/* A place in a table: of a device an address in shared memory, for no other knows its base without an
- * addition. */
-#ifdef __CUDA_ARCH__
-using grid_place = uint32_t;
-#else
-using grid_place = const uint8_t *;
-#endif
-MM_HD uint32_t grid_load_word(grid_place at)
+/* Word `at` of the table, bytes: of a device that at CHAIN_GRID_AT in shared memory, known when it is
+ * compiled, for any other place would be an addition. page: of the host. */
+#define GRID_SHARED 1024 /* where a block's own shared memory begins: what is before is the system's */
+MM_HD uint32_t grid_load(const uint8_t *page, uint32_t at)
 {
 #ifdef __CUDA_ARCH__
     uint32_t v;
-    asm("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));
+    (void)page;
+    asm("ld.shared.u32 %0, [%1 + %2];" : "=r"(v) : "r"(at), "n"(GRID_SHARED + CHAIN_GRID_AT));
     return v;
 #else
-    return load_4(at);
+    return load_4(page + at);
 #endif
 }
 
@@ -45,64 +43,73 @@ MM_HD uint32_t grid_constant(uint32_t v)
     return v;
 #endif
 }
-/* order, and which bytes are to be of the negative. */
-MM_HD uint32_t grid_choice(uint32_t signs, uint32_t order)
+/* (v & mask) | rest. */
+MM_HD uint32_t grid_choice(uint32_t v, uint32_t mask, uint32_t rest)
 {
 #ifdef __CUDA_ARCH__
-    uint32_t v;
-    asm("lop3.b32 %0, %1, 0x4444, %2, 0xea;" : "=r"(v) : "r"(signs), "r"(order));
-    return v;
+    uint32_t x;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(x) : "r"(v), "r"(mask), "r"(rest));
+    return x;
 #else
-    return (signs & 0x4444) | order;
+    return (v & mask) | rest;
 #endif
-}
-/* v, which is not made again. */
-MM_HD uint32_t grid_kept(uint32_t v)
-{
-#ifdef __CUDA_ARCH__
-    asm("" : "+r"(v));
-#endif
-    return v;
 }
 
-/* Four values of a table's points: word i of the table of all. */
+#define GRID_LINES 256
+#define GRID_LINE 256 /* bytes */
+#define GRID_PAGE (GRID_LINES * GRID_LINE)
+
+/* Four values of a point: word i of the table of all. */
 template <uint32_t TYPE> MM_HD uint32_t grid_word(uint32_t levels)
 {
     return TYPE == KN_IQ3_S       ? load_pick(0x07050301, 0x0f0d0b09, levels)
            : TYPE == KN_IQ3_XXS   ? load_pick(0x1c140c04, 0x3e342c24, levels)
            : grid_unit<TYPE>::one ? load_pick(0x000800f8, 0, levels)
-                                  : load_pick(0x002b1908, 0, levels);
+                                  : levels;
 }
-/* Where the lane's copy of the points begins, of so many: bytes. */
-MM_HD uint32_t grid_copy_at(bool four, int lane, uint32_t copies)
+/* Where a type stands in the table: its first byte of a line, the binary logarithm of a block's bytes. */
+struct grid_slot {
+    uint32_t first, log;
+};
+/* Where a lane's copy begins in the first block. */
+MM_HD uint32_t grid_lane_at(bool four, int lane, uint32_t log)
 {
-    const uint32_t l = (uint32_t)lane;
-    return four ? 4 * (l & (copies - 1)) : 8 * (l / 2 & (copies - 1)) + 4 * (l & 1);
+    const uint32_t l = (uint32_t)lane, mask = (1u << log) - 1;
+    return (four ? 4 * l : 8 * (l / 2) + 4 * (l & 1)) & mask;
 }
-
-/* Where its word i is in copy `copy`. */
-MM_HD uint32_t grid_word_at(bool four, uint32_t i, uint32_t copy, uint32_t copies)
+/* Where word i of the type stands, copy `copy`. */
+MM_HD uint32_t grid_word_at(bool four, uint32_t i, uint32_t copy, const grid_slot &s)
 {
-    return four ? 4 * (copies * i + copy) : 8 * (copies * (i / 2) + copy) + 4 * (i % 2);
+    const uint32_t point = four ? i : i / 2;
+    return GRID_LINE * (point % GRID_LINES) + s.first + (point / GRID_LINES << s.log) +
+           (four ? 4 * copy : 8 * copy + 4 * (i & 1));
+}
+MM_HD uint32_t grid_turned(uint32_t v, int right)
+{
+#ifdef __CUDA_ARCH__
+    return __funnelshift_r(v, v, (uint32_t)right);
+#else
+    return right & 31 ? v >> (right & 31) | v << (32 - (right & 31)) : v;
+#endif
 }
 
 template <uint32_t TYPE> struct grid_words {
     using unit = grid_unit<TYPE>;
     static constexpr grid_layout y = grid_layout_of(TYPE);
-    const uint8_t *st;
-    grid_place words;
-    uint32_t point;
+    const uint8_t *st, *table;
     int own;
-    uint32_t high[3], sign[4], half[2]; /* half: of a pair of steps, rows g and g + 8 */
-    uint32_t order, less;               /* bytes as they are; -1 */
-    unpack_words index;                 /* of four steps */
+    uint32_t mine, block;      /* the lane's byte of a line; bytes of a block */
+    uint32_t high[3], sign[4]; /* high: turned so that place 0 is the bit of its blocks */
+    uint32_t order, less;      /* bytes as they are; -1 */
+    unpack_words index;        /* of four steps */
 
-    MM_HD_MEMBER void open(const uint8_t *at, int lane, grid_place table, uint32_t bytes)
+    MM_HD_MEMBER void open(const uint8_t *at, int lane, const uint8_t *page, const grid_slot &s)
     {
-        st = at, words = table, point = bytes, own = unit::four ? lane : lane / 2;
-        order = grid_constant(0x3210), less = grid_constant(0xffffffff);
+        st = at, table = page, own = unit::four ? lane : lane / 2;
+        mine = s.first + grid_lane_at(unit::four, lane, s.log), block = 1u << s.log;
+        order = grid_constant(0x32103210), less = grid_constant(0xffffffff);
         UNPACK_UNROLL for (int k = 0; k < unit::planes; k++) high[k] =
-            load_4(st + 4 * y.high + (unit::four ? 128 : 64) * k + 4 * own);
+            grid_turned(load_4(st + 4 * y.high + (unit::four ? 128 : 64) * k + 4 * own), -(int)s.log - k);
         if (unit::even) {
             uint32_t o[3];
             const uint32_t p = load_4(st + 4 * y.sign + 384 + 4 * (lane / 2));
@@ -129,23 +136,29 @@ template <uint32_t TYPE> struct grid_words {
     MM_HD_MEMBER void step(int j, uint32_t a[4], uint32_t ones[4])
     {
         if (j % 4 == 0) index = load_16(st + (unit::four ? 512 : 256) * (j / 4) + 16 * own);
-        if (!unit::one && j % 2 == 0) half[0] = sign[j / 2], half[1] = grid_kept(sign[j / 2] >> 16);
-        UNPACK_UNROLL for (int s = 0; s < 2; s++) UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
+        UNPACK_UNROLL for (int s = 0; s < 2; s++)
         {
-            const int place = 4 * j + 2 * s + hi, t = 2 * (j % 2) + s;
-            uint32_t i = load_pick(index.w[j % 4], 0, 0x4440 + 2 * s + hi);
-            UNPACK_UNROLL for (int k = 0; k < unit::planes; k++) i |=
-                (place > 8 + k ? high[k] >> ((place - 8 - k) & 31) : high[k] << ((8 + k - place) & 31)) &
-                256u << k;
-            const uint32_t plus = grid_load_word(words + i * point);
-            if (unit::one) {
-                const uint32_t w = TYPE == KN_IQ1_M ? sign[0] << (31 - place) : sign[hi] << (28 - 4 * j);
-                a[2 * s + hi] = plus;
-                ones[2 * s + hi] = (uint32_t)((int32_t)w >> 31) | 0x01010101;
-                continue;
+            const int t = 2 * (j % 2) + s;
+            uint32_t signs = 0; /* of rows g and g + 8, at bit 2 of nibbles */
+            if (!unit::one) signs = t < 2 ? sign[j / 2] << (2 - t) : sign[j / 2] >> (t - 2);
+            if (unit::four) signs = grid_choice(signs, 0x44444444, order);
+            UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
+            {
+                const int place = 4 * j + 2 * s + hi;
+                uint32_t at = load_pick(index.w[j % 4], mine, 0x5504 + 0x10 * (2 * s + hi));
+                UNPACK_UNROLL for (int k = 0; k < unit::planes; k++) at =
+                    grid_choice(grid_turned(high[k], place), block << k, at);
+                const uint32_t word = grid_load(table, at), some = hi ? signs >> 16 : signs;
+                if (unit::one) {
+                    const uint32_t w = TYPE == KN_IQ1_M ? sign[0] << (31 - place) : sign[hi] << (28 - 4 * j);
+                    a[2 * s + hi] = word;
+                    ones[2 * s + hi] = (uint32_t)((int32_t)w >> 31) | 0x01010101;
+                } else if (unit::four) {
+                    a[2 * s + hi] = load_pick(word, word * less + 0x01010100u, some);
+                } else {
+                    a[2 * s + hi] = load_pick(0x002b1908, 0x00d5e7f8, grid_choice(some, 0x4444, word));
+                }
             }
-            const uint32_t signs = t < 2 ? half[hi] << (2 - t) : half[hi] >> (t - 2);
-            a[2 * s + hi] = load_pick(plus, plus * less + 0x01010100u, grid_choice(signs, order));
         }
     }
     /* The scales of columns 32 (2 q) and 32 (2 q + 1) of row `row`; of types with one every 16 columns those

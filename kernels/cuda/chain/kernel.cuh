@@ -41,17 +41,24 @@ DEV int warp_get(uint32_t at)
     return v;
 }
 
+template <class KV> DEV chain_room chain_room_of(uint8_t *smem)
+{
+    chain_room r = chain_room_at(smem);
+    if (KV::grids) r.ring += CHAIN_GRID_PAGE;
+    if (KV::ring) r.ring += (0u - shared_at(r.ring)) & 1023; /* tiles of keys are turned by addresses */
+    return r;
+}
 /* Step i, of types other than K, in forms where what K types keep in registers stays there: nothing that the
  * kernel has may be in memory for this. */
-template <bool LOW>
+template <class KV>
 static __device__ __noinline__ void chain_items_apart(const chain_args &a, uint8_t *smem, int i)
 {
-    const chain_room r = chain_room_at(smem);
+    const chain_room r = chain_room_of<KV>(smem);
     const chain_step &s = r.steps[i % CHAIN_DESCS];
     const bool first = s.from < 0;
-    chain_items<LOW>(s, r.plan[i % CHAIN_DESCS], r, first, row_of(a, r, s, first), values_of(a, r) + s.at,
-                     smem + a.act, (float *)(smem + CHAIN_K_SQUARES), (float *)(smem + a.terms),
-                     (float *)(smem + CHAIN_K_KEEP));
+    chain_items<KV::low>(s, r.plan[i % CHAIN_DESCS], r, first, row_of(a, r, s, first), values_of(a, r) + s.at,
+                         smem + a.act, (float *)(smem + CHAIN_K_SQUARES), (float *)(smem + a.terms),
+                         (float *)(smem + CHAIN_K_KEEP));
 }
 
 /* SPLIT: all blocks share pairs of some steps. KV: where keys and values come to: near_keys,
@@ -68,8 +75,7 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) uint8_t smem[];
-    chain_room r = chain_room_at(smem);
-    if (KV::ring) r.ring += (0u - shared_at(r.ring)) & 1023; /* tiles of keys are turned by addresses */
+    const chain_room r = chain_room_of<KV>(smem);
     float *const squares = (float *)(smem + CHAIN_K_SQUARES), *const keep = (float *)(smem + CHAIN_K_KEEP),
                  *const terms = (float *)(smem + a.terms);
     uint8_t *const act = smem + a.act, *const keys = smem + a.keys;
@@ -99,7 +105,7 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
             chain_ask<SPLIT>(a, r, KV());
         return;
     }
-    if (KV::grids) grid_fill_tables(a.grids, smem);
+    if (KV::grids) grid_fill(a.grids, smem);
     cuda_grid_wait();
     const uint4 state = __ldcg((const uint4 *)a.state);
     if (threadIdx.x == 0) r.state[0] = state.x, r.state[1] = state.y;
@@ -144,8 +150,8 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
                                              *(chain_delta_room *)(smem + a.net), terms);
             chain_meet();
         } else if (KV::codes && s.n_m == 0) {
-            code_attention(s, plan, act, a.parts, row_of(a, r, s, false), values_of(a, r) + s.at,
-                           r.state[0] + 1 + (unsigned)i);
+            code_attention<KV::grids>(s, plan, act, a.parts, row_of(a, r, s, false), values_of(a, r) + s.at,
+                                      r.state[0] + 1 + (unsigned)i);
             chain_meet();
         } else if (KV::ring && !KV::codes && s.n_m == 0) {
             far_attention<BF16>(s, plan.kv_head, far_share_of(s, plan.kv_head), far_bytes_at(r, s, plan), act,
@@ -168,7 +174,7 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
         } else if (KV::items && s.kind != CHAIN_K) {
             const bool first = s.from < 0;
             if (plan.pairs && items_apart<KV>)
-                chain_items_apart<KV::low>(a, smem, i);
+                chain_items_apart<KV>(a, smem, i);
             else if (plan.pairs)
                 chain_items<KV::low>(s, plan, r, first, row_of(a, r, s, first), values_of(a, r) + s.at, act,
                                      squares, terms, keep);
