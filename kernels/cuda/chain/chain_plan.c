@@ -27,7 +27,8 @@ struct chain_tuning chain_tuning = {.context = 262144,
 #define CHAIN_BRING (64 << 10) /* bytes behind the ring that come to the L2 cache while it is full */
 /* Steps, at most: the plan of a later one waits for sums of a step before (chain_fetch). */
 #define CHAIN_REPLAY_MOST 4
-#define CHAIN_SPREAD 256 /* blocks of a launch that spread knows, at most */
+#define CHAIN_GRID_COPIES (16u << 10) /* bytes of a type's points that stand several times, at most */
+#define CHAIN_SPREAD 256              /* blocks of a launch that spread knows, at most */
 
 static uint32_t tile_bytes(const struct chain_step *s)
 {
@@ -211,29 +212,37 @@ static bool has_pairs(const struct chain_state *c, int32_t count, int blocks)
     for (int32_t i = 0; i < count && chain_tuning.pairs & 2; i++) early |= writes_early(&c->step[i], blocks);
     return early;
 }
-/* The table of points: its bytes. Blocks are of as many bytes as all types of the chain leave. */
-static uint32_t grid_page(const struct chain_state *c, int32_t count, struct chain_grids *g)
+/* Points of the chain's grids: bytes of those that do not stand in lines, from `at` on, counted as *g has it.
+ * Blocks of lines are of as many bytes as the line has for all of them. */
+static uint32_t grid_points_of(const struct chain_state *c, int32_t count, struct chain_grids *g, uint32_t at)
 {
-    /* Types with most blocks first, so that each begins at a multiple of its own bytes. */
-    static const uint32_t type[CHAIN_GRID_TYPES] = {KN_IQ1_S, KN_IQ2_S,   KN_IQ2_XS,
-                                                    KN_IQ3_S, KN_IQ2_XXS, KN_IQ3_XXS},
-                          blocks[CHAIN_GRID_TYPES] = {8, 4, 2, 2, 1, 1};
+    static const uint32_t type[CHAIN_GRID_TYPES] = {KN_IQ3_S,  KN_IQ2_XXS, KN_IQ3_XXS,
+                                                    KN_IQ2_XS, KN_IQ2_S,   KN_IQ1_S},
+                          copy[CHAIN_GRID_TYPES] = {2, 1, 1, 4096, 8192, 16384}; /* blocks; bytes */
     bool has[CHAIN_GRID_TYPES] = {false};
-    uint32_t all = 0, log = 7, first = 0;
+    uint32_t blocks = 0, log = 7, first = 0, bytes = 0;
     memset(g, 0, sizeof *g);
     for (int32_t i = 0; i < count; i++)
         for (int32_t j = 0; j < c->step[i].n_m; j++)
             if (grid_has(c->step[i].m[j].type)) has[chain_grid_table(c->step[i].m[j].type)] = true;
     for (int k = 0; k < CHAIN_GRID_TYPES; k++)
-        if (has[chain_grid_table(type[k])]) all += blocks[k];
-    if (!all) return 0;
-    while (all << log > CHAIN_GRID_LINE) log--;
-    for (int k = 0; k < CHAIN_GRID_TYPES; k++)
-        if (has[chain_grid_table(type[k])]) {
-            g->slot[chain_grid_table(type[k])] = first + CHAIN_GRID_LINE * log;
-            first += blocks[k] << log;
+        if (chain_grid_lines(type[k]) && has[chain_grid_table(type[k])]) blocks += copy[k];
+    while (blocks << log > CHAIN_GRID_LINE) log--;
+    for (int k = 0; k < CHAIN_GRID_TYPES; k++) {
+        uint32_t *const slot = &g->slot[chain_grid_table(type[k])];
+        if (!has[chain_grid_table(type[k])]) continue;
+        if (chain_grid_lines(
+                type[k])) { /* those with most blocks first: each begins at a multiple of its own bytes */
+            *slot = first * CHAIN_GRID_SLOT + log + 1;
+            first += copy[k] << log;
+            continue;
         }
-    return CHAIN_GRID_PAGE;
+        uint32_t copies = 0;
+        while (copy[k] << (copies + 1) <= CHAIN_GRID_COPIES) copies++;
+        *slot = (at + bytes) * CHAIN_GRID_SLOT + copies + 1;
+        bytes += copy[k] << copies;
+    }
+    return bytes;
 }
 
 /* What the steps of a chain want of a block. */
@@ -525,8 +534,8 @@ size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, 
     const bool far = c->attends && c->far;
     const uint32_t row = a->terms - a->act, rest = a->keys - a->act, keys = (uint32_t)smem - a->keys,
                    net = c->nets ? ((uint32_t)CHAIN_DELTA_BYTES + 127) / 128 * 128 : posts_bytes(c, count),
-                   before = CHAIN_K_RING + grid_page(c, count, &a->grids) + (far ? 1024 : 0),
-                   all = before + rest + keys + net + 512;
+                   before = CHAIN_K_RING + (has_grids(c, count) ? CHAIN_GRID_PAGE : 0) + (far ? 1024 : 0),
+                   all = before + rest + keys + net + grid_points_of(c, count, &a->grids, 0) + 512;
     const bool items = has_items(c, count), pairs = has_pairs(c, count, blocks), held = items && !pairs;
     bool early = false;
     if (all >= (uint32_t)dev->smem_block) return 0;
@@ -544,7 +553,7 @@ size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, 
         return 0;
     if (a->split || c->nets || (items && !(pairs && all_k(c, count)))) spread(c, count, blocks);
     a->net = a->keys + keys;
-    return a->net + net;
+    return a->net + net + grid_points_of(c, count, &a->grids, a->net + net - CHAIN_GRID_AT);
 }
 
 enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const struct chain_args *a,

@@ -142,16 +142,22 @@ enum {
     CHAIN_MIXED = 1024,
     CHAIN_SHARE = 2048 /* times chain_plan's share, which is the block's */
 };
-/* The table of points, in shared memory before the ring (chain/grid_words.cuh): of each type, in the order of
- * chain_grid_table, where it stands in a line, and CHAIN_GRID_LINE times the binary logarithm of a block's
- * bytes; 0: no step is of that type. */
+/* Points of grids in shared memory, before the ring (chain/grid_words.cuh), of so many bytes. Of each type,
+ * in the order of chain_grid_table: CHAIN_GRID_SLOT times where it stands, and the binary logarithm of a
+ * block's bytes, or of copies, and 1; 0: no step is of that type. */
 #define CHAIN_GRID_TYPES 6
 #define CHAIN_GRID_LINE 256u
-#define CHAIN_GRID_PAGE (256 * CHAIN_GRID_LINE) /* bytes */
-#define CHAIN_GRID_AT CHAIN_K_RING              /* where it begins */
+#define CHAIN_GRID_PAGE (256 * CHAIN_GRID_LINE) /* bytes of all lines, which come first */
+#define CHAIN_GRID_SLOT 16u
+#define CHAIN_GRID_AT CHAIN_K_RING /* where they begin, and what places are counted from */
 struct chain_grids {
     uint32_t slot[CHAIN_GRID_TYPES];
 };
+/* Does the type stand in lines? */
+GRID_CONST bool chain_grid_lines(uint32_t type)
+{
+    return type == KN_IQ3_XXS || type == KN_IQ3_S || type == KN_IQ2_XXS;
+}
 GRID_CONST int chain_grid_table(uint32_t type)
 {
     return type == KN_IQ3_XXS   ? 0

@@ -18,17 +18,17 @@
 DEV grid_slot grid_slot_of(const chain_grids &g, uint32_t type)
 {
     const uint32_t s = g.slot[chain_grid_table(type)];
-    return {s % GRID_LINE, s / GRID_LINE};
+    return {s / CHAIN_GRID_SLOT, s % CHAIN_GRID_SLOT - 1};
 }
 /* The words of a type, so many copies of each: the warps that multiply, before they meet. */
-template <uint32_t TYPE> DEV void grid_fill_type(const chain_grids &g, uint8_t *page)
+template <uint32_t TYPE> DEV void grid_fill_type(const chain_grids &g, uint8_t *to)
 {
     constexpr bool four = grid_unit<TYPE>::four;
     constexpr int first = grid_first(TYPE), n = grid_end(TYPE) - first, threads = 32 * CHAIN_WARPS,
                   SOME = n < 4 * threads ? n / threads : 4;
+    if (!g.slot[chain_grid_table(TYPE)]) return;
     const grid_slot slot = grid_slot_of(g, TYPE);
-    if (!slot.log) return;
-    const uint32_t copies = (1u << slot.log) / (four ? 4 : 8);
+    const uint32_t copies = grid_block<TYPE>(slot) / (four ? 4 : 8);
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < n; i += SOME * threads) {
         uint32_t w[SOME];
@@ -38,22 +38,21 @@ template <uint32_t TYPE> DEV void grid_fill_type(const chain_grids &g, uint8_t *
         for (uint32_t c = 0; c < copies; c++)
 #pragma unroll
             for (int k = 0; k < SOME; k++) { /* lanes begin with copies of their own: on other banks */
-                const uint32_t word = (uint32_t)(i + k * threads),
-                               copy = (c + threadIdx.x / (four ? 1 : 2)) & (copies - 1);
-                *(uint32_t *)(page + grid_word_at(four, word, copy, slot)) = w[k];
+                const uint32_t copy = (c + threadIdx.x / (four ? 1 : 2)) & (copies - 1);
+                *(uint32_t *)(to + grid_word_at<TYPE>((uint32_t)(i + k * threads), copy, slot)) = w[k];
             }
     }
 }
 DEV void grid_fill(const chain_grids &g, uint8_t *smem)
 {
-    uint8_t *const page = smem + CHAIN_GRID_AT;
+    uint8_t *const to = smem + CHAIN_GRID_AT;
     if (shared_at(smem) != GRID_SHARED) chain_fault();
-    grid_fill_type<KN_IQ3_XXS>(g, page);
-    grid_fill_type<KN_IQ3_S>(g, page);
-    grid_fill_type<KN_IQ2_XXS>(g, page);
-    grid_fill_type<KN_IQ2_XS>(g, page);
-    grid_fill_type<KN_IQ2_S>(g, page);
-    grid_fill_type<KN_IQ1_S>(g, page);
+    grid_fill_type<KN_IQ3_XXS>(g, to);
+    grid_fill_type<KN_IQ3_S>(g, to);
+    grid_fill_type<KN_IQ2_XXS>(g, to);
+    grid_fill_type<KN_IQ2_XS>(g, to);
+    grid_fill_type<KN_IQ2_S>(g, to);
+    grid_fill_type<KN_IQ1_S>(g, to);
 }
 
 /* ---- units ---- */
@@ -83,14 +82,14 @@ template <bool HALVES> DEV void grid_columns(chain_lane &l, uint32_t u, int half
 
 /* The sums of a panel's unit: rows g and g + 8, of the lane's two columns of each accumulator. */
 template <uint32_t TYPE>
-DEV void grid_panel(int sum[2], const uint8_t *st, chain_lane &l, uint32_t u, grid_slot slot)
+DEV void grid_panel(int sum[2], const uint8_t *st, chain_lane &l, uint32_t u, grid_slot slot, uint32_t none)
 {
     using unit = grid_words<TYPE>;
     constexpr bool halves = grid_unit<TYPE>::halves, one = grid_unit<TYPE>::one;
     constexpr int parts = halves ? 2 : 1, steps = 8 / parts;
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     unit w;
-    w.open(st, lane, nullptr, slot);
+    w.open(st, lane, nullptr, slot, none);
     sum[0] = sum[1] = 0;
 #pragma unroll
     for (int part = 0; part < parts; part++) { /* all columns; or 128, of 16 of which are the accumulator's */
@@ -123,10 +122,11 @@ DEV float chain_grid(const uint8_t *st, uint32_t bytes, chain_lane &l, uint32_t 
     int sum[4] = {}; /* of the panels' rows g and g + 8 */
     if (!grid_unit<TYPE>::halves) grid_columns<false>(l, u, 0);
     const uint8_t *at = st;
+    const uint32_t none = grid_none();
 #pragma unroll 1
     for (int p = 0; p < 2; p++, at += bytes) {
         sum[0] = sum[2], sum[1] = sum[3];
-        grid_panel<TYPE>(sum + 2, at, l, u, slot);
+        grid_panel<TYPE>(sum + 2, at, l, u, slot, none);
     }
     const int v = row_gather(sum, q);
     const uint32_t d = grid_words<TYPE>::d_of(st + (q / 2 ? bytes : 0), g, q % 2);

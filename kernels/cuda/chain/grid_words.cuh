@@ -2,13 +2,15 @@
  * streaming layout (product/pack.cuh), as grid_unit.cuh has them to the bit, but with fewer operations: one
  * row has no others to share them with. Compiled for the device and for the host.
  *
- * Concepts. The table of points is 256 *lines* of 256 bytes. An index has the line of its low 8 bits, so that
- * one byte permute makes an address: index and the lane's own byte. In a line each type of the launch has a
- * *block* for each value of its bits above, in which the point's word stands several times, side by side: 32
- * lanes that read at random meet 3.5 times where all read one copy, and twice where each two lanes have one.
- * A word is four values: of IQ3 as signed bytes, of which, and of their negatives, signs choose bytes; of IQ2
- * as levels, which with their signs choose; of IQ1 as signed bytes without the move of levels: ones, which a
- * product of their own adds, are what they are moved by. */
+ * Concepts. Points stand as words of four values, several times over: 32 lanes that read at random meet 3.5
+ * times where all read one copy, and twice where each two lanes have one. There are two tables. That of IQ3
+ * and IQ2_XXS is 256 *lines* of 256 bytes; an index has the line of its low 8 bits, so that one byte permute
+ * makes an address, of the index and the lane's own byte. In a line each of these types that the launch has
+ * stands in a *block*, IQ3_S in two, by the bit above: copies side by side, in banks of their own. The points
+ * of the other types, more of them and fewer copies, stand one behind the other. A word is: of IQ3 signed
+ * bytes, of which, and of their negatives, signs choose bytes; of IQ2 levels, which with their signs choose;
+ * of IQ1 signed bytes without the move of levels: ones, which a product of their own adds, are what they are
+ * moved by. */
 #ifndef DFLASH_CUDA_CHAIN_GRID_WORDS_CUH
 #define DFLASH_CUDA_CHAIN_GRID_WORDS_CUH
 
@@ -30,17 +32,17 @@ MM_HD uint32_t grid_load(const uint8_t *page, uint32_t at)
 #endif
 }
 
-/* v, in a register: as a constant the assembler would take operations apart that have room for one alone, and
- * make additions of multiplications, which other units than these make. (%tid.y is 0, and it can't know
- * that.) */
-MM_HD uint32_t grid_constant(uint32_t v)
+/* 0, which the assembler does not know (%tid.y is): with it constants stay in registers. As constants it
+ * would take operations apart that have room for one alone, and make additions of multiplications, which
+ * other units make. */
+MM_HD uint32_t grid_none()
 {
 #ifdef __CUDA_ARCH__
     uint32_t none;
-    asm("mov.u32 %0, %%tid.y;" : "=r"(none));
-    return v ^ none;
+    asm volatile("mov.u32 %0, %%tid.y;" : "=r"(none));
+    return none;
 #else
-    return v;
+    return 0;
 #endif
 }
 /* (v & mask) | rest. */
@@ -55,10 +57,6 @@ MM_HD uint32_t grid_choice(uint32_t v, uint32_t mask, uint32_t rest)
 #endif
 }
 
-#define GRID_LINES 256
-#define GRID_LINE 256 /* bytes */
-#define GRID_PAGE (GRID_LINES * GRID_LINE)
-
 /* Four values of a point: word i of the table of all. */
 template <uint32_t TYPE> MM_HD uint32_t grid_word(uint32_t levels)
 {
@@ -67,21 +65,30 @@ template <uint32_t TYPE> MM_HD uint32_t grid_word(uint32_t levels)
            : grid_unit<TYPE>::one ? load_pick(0x000800f8, 0, levels)
                                   : levels;
 }
-/* Where a type stands in the table: its first byte of a line, the binary logarithm of a block's bytes. */
+/* Where a type stands: of lines its first byte, and the binary logarithm of a block's bytes; else its first
+ * byte of all, and that of its copies. */
 struct grid_slot {
     uint32_t first, log;
 };
-/* Where a lane's copy begins in the first block. */
-MM_HD uint32_t grid_lane_at(bool four, int lane, uint32_t log)
+/* Bytes of a word's copies side by side, of points of four values or eight. */
+template <uint32_t TYPE> MM_HD uint32_t grid_block(const grid_slot &s)
 {
-    const uint32_t l = (uint32_t)lane, mask = (1u << log) - 1;
-    return (four ? 4 * l : 8 * (l / 2) + 4 * (l & 1)) & mask;
+    return (chain_grid_lines(TYPE) ? 1u : grid_unit<TYPE>::four ? 4u : 8u) << s.log;
+}
+/* Where a lane's copy begins, of the first point. */
+template <uint32_t TYPE> MM_HD uint32_t grid_lane_at(int lane, const grid_slot &s)
+{
+    const uint32_t l = (uint32_t)lane;
+    return s.first +
+           ((grid_unit<TYPE>::four ? 4 * l : 8 * (l / 2) + 4 * (l & 1)) & (grid_block<TYPE>(s) - 1));
 }
 /* Where word i of the type stands, copy `copy`. */
-MM_HD uint32_t grid_word_at(bool four, uint32_t i, uint32_t copy, const grid_slot &s)
+template <uint32_t TYPE> MM_HD uint32_t grid_word_at(uint32_t i, uint32_t copy, const grid_slot &s)
 {
-    const uint32_t point = four ? i : i / 2;
-    return GRID_LINE * (point % GRID_LINES) + s.first + (point / GRID_LINES << s.log) +
+    constexpr bool four = grid_unit<TYPE>::four;
+    const uint32_t point = four ? i : i / 2, block = grid_block<TYPE>(s);
+    return s.first +
+           (chain_grid_lines(TYPE) ? CHAIN_GRID_LINE * (point % 256) + point / 256 * block : point * block) +
            (four ? 4 * copy : 8 * copy + 4 * (i & 1));
 }
 MM_HD uint32_t grid_turned(uint32_t v, int right)
@@ -96,20 +103,22 @@ MM_HD uint32_t grid_turned(uint32_t v, int right)
 template <uint32_t TYPE> struct grid_words {
     using unit = grid_unit<TYPE>;
     static constexpr grid_layout y = grid_layout_of(TYPE);
+    static constexpr bool lines = chain_grid_lines(TYPE);
     const uint8_t *st, *table;
     int own;
     uint32_t mine, block;      /* the lane's byte of a line; bytes of a block */
-    uint32_t high[3], sign[4]; /* high: turned so that place 0 is the bit of its blocks */
+    uint32_t high[3], sign[4]; /* high: turned so that place 0 is where an address or index has it */
     uint32_t order, less;      /* bytes as they are; -1 */
     unpack_words index;        /* of four steps */
 
-    MM_HD_MEMBER void open(const uint8_t *at, int lane, const uint8_t *page, const grid_slot &s)
+    MM_HD_MEMBER void open(const uint8_t *at, int lane, const uint8_t *page, const grid_slot &s,
+                           uint32_t none)
     {
         st = at, table = page, own = unit::four ? lane : lane / 2;
-        mine = s.first + grid_lane_at(unit::four, lane, s.log), block = 1u << s.log;
-        order = grid_constant(0x32103210), less = grid_constant(0xffffffff);
-        UNPACK_UNROLL for (int k = 0; k < unit::planes; k++) high[k] =
-            grid_turned(load_4(st + 4 * y.high + (unit::four ? 128 : 64) * k + 4 * own), -(int)s.log - k);
+        mine = grid_lane_at<TYPE>(lane, s), block = grid_block<TYPE>(s);
+        order = 0x32103210 ^ none, less = 0xffffffff ^ none;
+        UNPACK_UNROLL for (int k = 0; k < unit::planes; k++) high[k] = grid_turned(
+            load_4(st + 4 * y.high + (unit::four ? 128 : 64) * k + 4 * own), -(lines ? (int)s.log : 8) - k);
         if (unit::even) {
             uint32_t o[3];
             const uint32_t p = load_4(st + 4 * y.sign + 384 + 4 * (lane / 2));
@@ -145,9 +154,11 @@ template <uint32_t TYPE> struct grid_words {
             UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
             {
                 const int place = 4 * j + 2 * s + hi;
-                uint32_t at = load_pick(index.w[j % 4], mine, 0x5504 + 0x10 * (2 * s + hi));
+                uint32_t at = lines ? load_pick(index.w[j % 4], mine, 0x5504 + 0x10 * (2 * s + hi))
+                                    : load_pick(index.w[j % 4], 0, 0x4440 + 2 * s + hi);
                 UNPACK_UNROLL for (int k = 0; k < unit::planes; k++) at =
-                    grid_choice(grid_turned(high[k], place), block << k, at);
+                    grid_choice(grid_turned(high[k], place), (lines ? block : 256u) << k, at);
+                if (!lines) at = at * block + mine;
                 const uint32_t word = grid_load(table, at), some = hi ? signs >> 16 : signs;
                 if (unit::one) {
                     const uint32_t w = TYPE == KN_IQ1_M ? sign[0] << (31 - place) : sign[hi] << (28 - 4 * j);

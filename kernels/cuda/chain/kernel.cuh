@@ -150,8 +150,8 @@ static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
                                              *(chain_delta_room *)(smem + a.net), terms);
             chain_meet();
         } else if (KV::codes && s.n_m == 0) {
-            code_attention<KV::grids>(s, plan, act, a.parts, row_of(a, r, s, false), values_of(a, r) + s.at,
-                                      r.state[0] + 1 + (unsigned)i);
+            code_attention(s, plan, act, KV::grids ? CHAIN_GRID_PAGE : 0, a.parts, row_of(a, r, s, false),
+                           values_of(a, r) + s.at, r.state[0] + 1 + (unsigned)i);
             chain_meet();
         } else if (KV::ring && !KV::codes && s.n_m == 0) {
             far_attention<BF16>(s, plan.kv_head, far_share_of(s, plan.kv_head), far_bytes_at(r, s, plan), act,

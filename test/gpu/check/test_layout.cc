@@ -100,7 +100,7 @@ template <uint32_t T> static int words_of(uint32_t first, uint32_t log)
     const struct kn_type_info *t = kn_type_info(T);
     const mm_type *m = product_type_of(T);
     const grid_slot slot = {first, log};
-    std::vector<uint8_t> file(16 * t->bytes), st((size_t)m->unit_bytes), table(GRID_PAGE, 0xee);
+    std::vector<uint8_t> file(16 * t->bytes), st((size_t)m->unit_bytes), table(2 * CHAIN_GRID_PAGE, 0xee);
     for (uint8_t &b : file) b = (uint8_t)rnd();
     const mm_source source = {file.data(), t->bytes, 16, 256, T, (int32_t)t->bytes};
     for (int i = 0; i < m->unit_bytes / 4; i++) {
@@ -108,9 +108,9 @@ template <uint32_t T> static int words_of(uint32_t first, uint32_t log)
         memcpy(st.data() + 4 * i, &w, 4);
     }
     for (uint32_t i = 0; i < (uint32_t)(grid_end(T) - grid_first(T)); i++)
-        for (uint32_t c = 0; c < (1u << log) / (unit::four ? 4 : 8); c++) {
+        for (uint32_t c = 0; c < grid_block<T>(slot) / (unit::four ? 4 : 8); c++) {
             const uint32_t w = grid_word<T>(grid_all()[(uint32_t)grid_first(T) + i]);
-            memcpy(table.data() + grid_word_at(unit::four, i, c, slot), &w, 4);
+            memcpy(table.data() + grid_word_at<T>(i, c, slot), &w, 4);
         }
     int wrong = 0;
     for (int lane = 0; lane < 32; lane++) {
@@ -118,7 +118,7 @@ template <uint32_t T> static int words_of(uint32_t first, uint32_t log)
         unit want;
         grid_words<T> got;
         want.open(st.data(), lane, grid_all());
-        got.open(st.data(), lane, table.data(), slot);
+        got.open(st.data(), lane, table.data(), slot, grid_none());
         for (int j = 0; j < 8; j++) {
             uint32_t a[4], b[4], ones[4] = {0, 0, 0, 0};
             want.step(j, a), got.step(j, b, ones);
@@ -137,14 +137,15 @@ template <uint32_t T> static int words_of(uint32_t first, uint32_t log)
             }
         }
     }
-    printf("%s words/%s, from %u, blocks of %u: %d wrong\n", wrong ? "FAIL" : "ok  ", t->name, first,
-           1u << log, wrong);
+    printf("%s words/%s, from %u, %u copies: %d wrong\n", wrong ? "FAIL" : "ok  ", t->name, first,
+           grid_block<T>(slot) / (unit::four ? 4 : 8), wrong);
     return wrong != 0;
 }
 template <uint32_t T> static int words()
 {
-    return words_of<T>(0, 3) + words_of<T>(64, 3) + words_of<T>(0, 5) +
-           (grid_unit<T>::planes < 2 ? words_of<T>(128, 6) : 0);
+    if (!chain_grid_lines(T))
+        return words_of<T>(0, 0) + words_of<T>(CHAIN_GRID_PAGE, 1) + words_of<T>(4096, 2);
+    return words_of<T>(0, 3) + words_of<T>(128, 6) + words_of<T>(0, 7);
 }
 
 /* Every pair in one tile of its expert, in order, tiles full but an expert's last, as many as are made room
