@@ -522,7 +522,7 @@ static void bench(const struct shape *of, int32_t most)
                   {16384, 0, 0, 0, 4096},       {16384, 1, 8704, 65536, 4096}, {65536, 0, 0, 0, 4096},
                   {65536, 1, 8704, 65536, 4096}};
     const bool low = kn_type_info(s->down)->block == 256;
-    const struct chain_tuning best = chain_tuning;
+    const struct chain_tuning tuned = chain_tuning;
     const size_t n_runs = low ? sizeof runs / sizeof *runs : sizeof others / sizeof *others;
     for (const struct run *r = low ? runs : others, *end = r + n_runs; r < end; r++) {
         if (r->context > s->cap || (most && r->context > most)) continue;
@@ -530,8 +530,8 @@ static void bench(const struct shape *of, int32_t most)
         const int32_t pos = context - 2;
         void *rec = NULL;
         chain_tuning.off = off;
-        chain_tuning.tile = r->tile ? r->tile : best.tile;
-        chain_tuning.items = r->items ? r->items : best.items;
+        chain_tuning.tile = r->tile ? r->tile : tuned.tile;
+        chain_tuning.items = r->items ? r->items : tuned.items;
         chain_tuning.near = chain_tuning.k_near = r->near;
         kn_bound(gpu, context);
         must("upload", kn_op(gpu)->upload(gpu, m.x, x, 4 * (size_t)s->hidden));
