@@ -560,6 +560,7 @@ static void bench(const struct shape *of, int32_t most)
         kn_op(gpu)->record_free(gpu, rec);
         kn_bound(gpu, 0);
     }
+    chain_tuning = tuned;
     free(x);
     unmake(&m);
 }
