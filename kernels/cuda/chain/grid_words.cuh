@@ -117,8 +117,15 @@ template <uint32_t TYPE> struct grid_words {
         st = at, table = page, own = unit::four ? lane : lane / 2;
         mine = grid_lane_at<TYPE>(lane, s), block = grid_block<TYPE>(s);
         order = 0x32103210 ^ none, less = 0xffffffff ^ none;
-        UNPACK_UNROLL for (int k = 0; k < unit::planes; k++) high[k] = grid_turned(
-            load_4(st + 4 * y.high + (unit::four ? 128 : 64) * k + 4 * own), -(lines ? (int)s.log : 8) - k);
+        UNPACK_UNROLL for (int k = 0; k < unit::planes; k++) high[k] =
+            load_4(st + 4 * y.high + (unit::four ? 128 : 64) * k + 4 * own);
+        if (unit::planes > 1) { /* two bits of even places, then of odd ones */
+            const uint32_t first = high[0], second = high[1];
+            high[0] = (first & 0x55555555) | (second << 1 & 0xaaaaaaaa);
+            high[1] = (first >> 1 & 0x55555555) | (second & 0xaaaaaaaa);
+        }
+        UNPACK_UNROLL for (int k = 0; k < unit::planes; k++) high[k] =
+            grid_turned(high[k], -(lines ? (int)s.log : 8) - (k == 2 ? 2 : 0));
         if (unit::even) {
             uint32_t o[3];
             const uint32_t p = load_4(st + 4 * y.sign + 384 + 4 * (lane / 2));
@@ -156,8 +163,10 @@ template <uint32_t TYPE> struct grid_words {
                 const int place = 4 * j + 2 * s + hi;
                 uint32_t at = lines ? load_pick(index.w[j % 4], mine, 0x5504 + 0x10 * (2 * s + hi))
                                     : load_pick(index.w[j % 4], 0, 0x4440 + 2 * s + hi);
-                UNPACK_UNROLL for (int k = 0; k < unit::planes; k++) at =
-                    grid_choice(grid_turned(high[k], place), (lines ? block : 256u) << k, at);
+                const uint32_t bit = lines ? block : 256;
+                if (unit::planes == 1) at = grid_choice(grid_turned(high[0], place), bit, at);
+                if (unit::planes > 1) at = grid_choice(grid_turned(high[hi], place - hi), 3 * bit, at);
+                if (unit::planes > 2) at = grid_choice(grid_turned(high[2], place), 4 * bit, at);
                 if (!lines) at = at * block + mine;
                 const uint32_t word = grid_load(table, at), some = hi ? signs >> 16 : signs;
                 if (unit::one) {
