@@ -551,7 +551,7 @@ int models_open(struct models *m, const struct cli *c, struct err *e)
     if (check(m, e)) return -1;
     if (m->target->d->arch == DESC_GEMMA4 && kv_flags_coarse(&m->kv, m->target->d))
         cli_warn(c, "a Gemma's keys and values below q8_0: its text suffers far more than other models'");
-    if (m->pool)
+    if (m->pool > 0)
         cli_note(
             c,
             "a pool of %d positions: rows see no more of full layers, the output is another than that of "
@@ -582,7 +582,7 @@ int models_kv(struct models *m, const struct state_info *info, struct session_op
     if (sparse_flags_resolve(&m->sparse, info, o, e)) return -1;
     if (kv_flags_resolve(&m->kv, m->target->d, drafters, models_drafters(m, drafters), info, o, e)) return -1;
     o->kv_host = m->kv_host_layers;
-    o->pool = m->pool ? m->pool : info ? info->pool : 0;
+    o->pool = m->pool >= 0 ? m->pool : info ? info->pool : 0;
     return m->kv_host && m->planner ? memory_plan_kv_host(m->planner, o, true, e) : 0;
 }
 

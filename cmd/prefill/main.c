@@ -466,13 +466,13 @@ int main(int argc, char **argv)
                          : hidden_path  ? "--hidden"
                          : imatrix_path ? "--imatrix"
                                         : NULL,
-                         m.pool != 0, &cli);
+                         m.pool > 0, &cli);
     sparse_flags_check(&m.sparse, state_path, &cli);
     if (*kv_flags_convert_doubt(&m.kv, state_path))
         cli_usage_error(&cli, "%s", kv_flags_convert_doubt(&m.kv, state_path));
     if (state_path && imatrix_path)
         cli_usage_error(&cli, "--state: an importance matrix is of whole texts (expected no --imatrix)");
-    if (m.pool && imatrix_path)
+    if (m.pool > 0 && imatrix_path)
         cli_usage_error(&cli,
                         "--pool: its scores run rows of their own, which an importance matrix would count "
                         "(expected no --imatrix)");
