@@ -361,13 +361,19 @@ void models_no_mtp(const struct models *m, const struct cli *c, const char *what
         cli_usage_error(c, "--mtp and %s: one drafter is asked (expected -d DRAFTER, or -d target)", what);
 }
 
+int models_check_options(struct models *m, struct session_options *o, struct err *e)
+{
+    return engine_check(m->target, models_sources(m), o, e);
+}
+
 /* What is wrong with flags and inputs, as far as the descriptions can tell. */
 static int check(struct models *m, struct err *e)
 {
     struct session_options o = m->known;
     if (o.ctx < 1) o.ctx = 1;
-    if (models_kv(m, NULL, &o, e) || session_options_check(&o, m->drafter ? m->drafter->d : NULL, e))
-        return -1;
+    if (models_kv(m, NULL, &o, e)) return -1;
+    if (m->sparse.dense < 0) o.sparse.dense = 0; /* a state may say how many */
+    if (models_check_options(m, &o, e)) return -1;
     return m->check ? m->check(m->check_ctx, e) : 0;
 }
 

@@ -105,7 +105,7 @@ struct models {
          &(m).pool,                                                                                          \
          "TOKENS",                                                                                           \
          "positions that layers without a window keep on the device, a multiple of 64 (default 0: all, or "  \
-         "as STATE has it; lossy)",                                                                                           \
+         "as STATE has it; lossy)",                                                                          \
          0,                                                                                                  \
          SESSION_MAX_CTX},                                                                                   \
         {"--kv-host",                                                                                        \
@@ -193,6 +193,8 @@ void models_close(struct models *m);
  * NULL: no state), and how many layers' caches are in the host's memory: with --kv-host those that o, its ctx
  * set, has no room for. o borrows m. */
 int models_kv(struct models *m, const struct state_info *info, struct session_options *o, struct err *e);
+/* What a session with these options would be refused for, before a weight is read: engine_check. */
+int models_check_options(struct models *m, struct session_options *o, struct err *e);
 /* Warn about a raw prompt without the BOS that the model asks for. */
 void models_check_bos(const struct models *m, const struct cli *c, const int32_t *ids, size_t n);
 /* Tokens of a state's text that were left out of it (info zero: no state); warns if there are any. */

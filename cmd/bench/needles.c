@@ -396,6 +396,7 @@ static int run(bool *passed, struct err *e)
     if (task_list(want, e)) return -1;
     if (want[NEEDLE_TURNS] && o.keep > 0)
         return err_set(e, ERR_USAGE, "--compress: turns go on from a state (expected other tasks)");
+    o.m.known = (struct session_options){.ctx = o.length + TURN, .chunk = o.chunk};
     if (models_open(&o.m, &cli, e)) return -1;
     if (o.m.target->d->n_vocab != NEEDLE_VOCABULARY)
         return err_set(

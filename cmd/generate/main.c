@@ -271,7 +271,7 @@ static int make_options(struct run *u, struct err *e)
                        SESSION_MAX_CTX, need);
     if (!set.ctx) u->o.ctx = (int32_t)need;
     if (models_kv(&set.m, u->state ? &u->info : NULL, &u->o, e)) return -1;
-    if (session_options_check(&u->o, d, e)) return -1;
+    if (models_check_options(&set.m, &u->o, e)) return -1;
     if ((d || u->o.look) && spec_width_check(set.plan.rows, u->o.block, u->o.look, e)) return -1;
     const struct desc *drafters[PLAN_SOURCES];
     const int32_t n = models_drafters(&set.m, drafters);

@@ -173,7 +173,7 @@ static int check_inputs(struct prompt *p, struct err *e)
 {
     const int64_t rows = cf.keep > 0 ? compress_budget(cf.keep, (int32_t)p->n) : (int64_t)p->n,
                   all = (int64_t)p->info.n_tokens + rows;
-    const struct desc *drafters[PLAN_SOURCES], *d = m.drafter ? m.drafter->d : NULL;
+    const struct desc *drafters[PLAN_SOURCES];
     p->o.ctx = ctx_size ? ctx_size : (int32_t)(all < SESSION_MAX_CTX ? all : SESSION_MAX_CTX);
     p->o.chunk = chunk ? chunk : p->info.chunk;
     if (models_check_ids(&m, "stdin", p->ids, p->n, e) || session_prompt_check(p->o.ctx, all, e)) return -1;
@@ -182,7 +182,7 @@ static int check_inputs(struct prompt *p, struct err *e)
     if (cf.keep > 0 && compress_inputs(&p->compress, &m, &cli, p->ids, (int32_t)p->n, e)) return -1;
     if (models_kv(&m, p->state ? &p->info : NULL, &p->o, e)) return -1;
     if (!p->state) return 0;
-    return session_options_check(&p->o, d, e) ||
+    return models_check_options(&m, &p->o, e) ||
                    state_check(p->state, m.target->d, drafters, models_drafters(&m, drafters), &p->o, e)
                ? -1
                : 0;
