@@ -208,7 +208,7 @@ static void tell_inferred(const struct cli *c, const struct desc *d)
 /* Is it the target's file, by whatever path? Its keys are overridden with the target's. */
 static bool is_targets(const struct models *m, const char *path)
 {
-    return m->target_path && path && (path == m->target_path || cli_same_file(path, m->target_path));
+    return m->target_path && path && (path == m->target_path || io_same_file(path, m->target_path));
 }
 
 static void overrides(const struct models *m, const struct cli *c, struct desc_override *o)

@@ -138,7 +138,7 @@ static int open_outputs(struct outputs *o, struct err *e)
     n += plan_flags_inputs(&set.plan, inputs + n);
     if (set.lookup.path) inputs[n++] = set.lookup.path;
     if (set.state_path) inputs[n++] = set.state_path;
-    const bool over = set.save_path && set.state_path && cli_same_file(set.save_path, set.state_path);
+    const bool over = set.save_path && set.state_path && io_same_file(set.save_path, set.state_path);
     const struct {
         const char *path;
         struct io_out *out;

@@ -312,7 +312,7 @@ static int open_outputs(struct run *r, struct err *e)
     const int models = n - (m.experts_counts != NULL);
     if (cf.scorer) inputs[n++] = cf.scorer;
     if (state_path) inputs[n++] = state_path;
-    const bool over = state_path && out_path && cli_same_file(out_path, state_path);
+    const bool over = state_path && out_path && io_same_file(out_path, state_path);
     if (r->leaves_state && io_out_open(&r->state, out_path, force || over, inputs, n - over, e)) return -1;
     if (imatrix_path && open_imatrix(&r->prompt.im, &r->importance, inputs, models, e)) return -1;
     if (logits_path && io_out_open(&r->logits, logits_path, true, inputs, n, e)) return -1;
