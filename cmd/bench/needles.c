@@ -80,7 +80,7 @@ static int open_way(struct way *w, bool turns, int which, struct err *e)
         so.kv = (struct kn_kv_types){KN_F16, KN_F16};
         so.kv_layers = NULL;
         so.sparse = (struct session_sparse){0};
-        so.pool = so.kv_host = 0;
+        so.pool = 0; /* what stays in the host's memory changes no answer */
     }
     if (which == NEAR && !turns) so.sparse = (struct session_sparse){.on = true, .alpha = 1000};
     if (which == SPREAD && !o.keep)
