@@ -771,7 +771,7 @@ int check_pair(const char *target, const char *drafter, const struct desc_overri
         gguf_hint_target(target, e);
         goto done;
     }
-    if (!strcmp(target, drafter) && gguf_override(p.dg, over.kv, over.n_kv, false, e)) goto done;
+    if (io_same_file(target, drafter) && gguf_override(p.dg, over.kv, over.n_kv, false, e)) goto done;
     rc = describe(&p, "target", p.tg, NULL, &p.t, e);
     if (!rc) rc = describe(&p, "drafter", p.dg, &over, &p.d, e);
     if (rc) {

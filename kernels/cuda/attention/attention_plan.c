@@ -528,6 +528,16 @@ struct attn_plan attn_plan_of(const struct cuda_device *dev, const struct attn_d
     return p;
 }
 
+/* ATTN_GROUP takes less, and wants more memory; the scores want less of it. */
+bool attn_takes_sparse(const struct cuda_device *dev, const struct kn_kv *kv)
+{
+    const struct cuda_device any = {.smem_block = INT32_MAX};
+    int32_t tiles, chunks;
+    if (!dev) dev = &any;
+    return attn_form_takes(ATTN_PREFILL, dev, kv->head_dim, KN_SPARSE_BLOCK, kv->type.k, kv->type.v) &&
+           attn_prefill_bytes(kv->head_dim, 4, &tiles, &chunks) <= (size_t)dev->smem_block;
+}
+
 bool attn_can_fold(int32_t n, int32_t d, int32_t n_rot, bool interleaved)
 {
     const int32_t half = n_rot / 2,

@@ -86,6 +86,9 @@ struct attn_plan {
 
 struct attn_plan attn_plan_of(const struct cuda_device *dev, const struct attn_device *attn,
                               const struct attn_call *c);
+/* Is there a form for sparse prompts over such caches that dev has the shared memory for? NULL: of whatever
+ * device. */
+bool attn_takes_sparse(const struct cuda_device *dev, const struct kn_kv *kv);
 /* Rope_stores that attention has the arithmetic of. */
 bool attn_can_fold(int32_t n, int32_t d, int32_t n_rot, bool interleaved);
 /* Bytes of scratch that calls of up to n rows want: kn_ops.reserve_kv. */
