@@ -242,6 +242,22 @@ static void see_layers(struct doctor *p)
              "overrides");
 }
 
+/* Sinks, which a reader that leaves them out takes for less attention than there was in training. */
+static void see_sinks(struct doctor *p)
+{
+    const struct desc *d = p->d;
+    char name[64];
+    int32_t layers = 0;
+    for (int i = 0; i < d->n_layer; i++) {
+        snprintf(name, sizeof name, "blk.%d.attn_sinks.weight", i);
+        layers += gguf_tensor(p->dg, name) != NULL;
+    }
+    if (layers)
+        ok(p, "sinks",
+           textf("%d of %d layers: a head sees one key more, of a score of its own and the value zero",
+                 layers, d->n_layer));
+}
+
 static void see_difference(void *ctx, const struct beside_difference *b)
 {
     misfit(ctx, "config", textf("%s: config.json beside the file says otherwise", b->what),
@@ -493,6 +509,7 @@ static int see_all(struct doctor *p, struct err *e)
     doctor_mask(p);
     see_rope(p);
     see_layers(p);
+    see_sinks(p);
     if (see_config(p, e)) return -1;
     see_lengths(p);
     see_scales(p);
