@@ -5,7 +5,7 @@
  *     dflash2   convolutions near to those that change nothing, and a selector
  *     dspark    a recurrent Markov head and confidences; the anchor's row proposes nothing
  *     domino    the published form; the anchor's row proposes nothing
- *     block     layers as llama.cpp's drafters of Gemma 4 have them; it drafts badly
+ *     block     layers as llama.cpp's drafters of Gemma 4 have them, with attention sinks; it drafts badly
  *
  * usage: make_relative KIND DRAFTER.gguf OUT.gguf     DRAFTER: dialect upstream. The types are those of its
  * file: codebooks as its attn_q (Q4_K: what a token's logits are made of in Q6_K, as the ecosystem's mixes
@@ -36,7 +36,7 @@ struct part {
     uint8_t *data;
 };
 static struct part part[MOST];
-static int n_parts;
+static int n_parts, n_head;
 
 static void add(const char *name, uint32_t type, int64_t ne0, int64_t ne1, int64_t ne2, float sigma,
                 bool base)
@@ -147,6 +147,10 @@ static void add_block(int layers, uint32_t type, int64_t width, int64_t vocab)
         snprintf(name, sizeof name, "blk.%d.%s.weight", i / 3, names[i % 3]);
         add(name, KN_F32, i % 3 < 2 ? width : 1, 0, 1, 0.1f, true);
     }
+    for (int i = 0; i < layers; i++) {
+        snprintf(name, sizeof name, "blk.%d.attn_sinks.weight", i);
+        add(name, KN_F32, n_head, 0, 1, 1.0f, false);
+    }
     add("rope_freqs.weight", KN_F32, HEAD / 2, 0, 1, 0, true);
 }
 
@@ -178,6 +182,7 @@ static int plan(const struct kind *k, const struct gguf *g, struct err *e)
     if (!q || gguf_get_i32(g, "dflash.block_count", &layers, e) || layers > MOST_LAYERS ||
         gguf_get_i32(g, "dflash.vocab_size", &vocab, e))
         return err_set(e, ERR_FORMAT, "not a drafter of at most %d layers in dialect upstream", MOST_LAYERS);
+    n_head = (int)(q->ne[1] / HEAD);
     k->add(layers, q->type, q->ne[0], vocab);
     return 0;
 }
