@@ -21,8 +21,8 @@ struct cuda_attention_tuning cuda_attention_tuning;
 /* ---- which form takes what ---- */
 
 const struct attn_takes attn_table[ATTN_FORMS] = {
-    [ATTN_ANY] = {.name = "any", .wide_types = true},
-    [ATTN_STEP] = {.name = "step", .heads = {64, 128, 256, 512}, .halves = true},
+    [ATTN_ANY] = {.name = "any", .wide_types = true, .sinks = true},
+    [ATTN_STEP] = {.name = "step", .heads = {64, 128, 256, 512}, .halves = true, .sinks = true},
     [ATTN_STREAM] =
         {.name = "stream", .heads = {64, 128, 256}, .to = ATTN_STREAM_ROWS, .halves = true, .early = true},
     [ATTN_CLUSTERS] = {.name = "clusters", .heads = {64, 128, 256, 512}, .halves = true, .early = true},
@@ -35,7 +35,8 @@ const struct attn_takes attn_table[ATTN_FORMS] = {
                       .halves = true,
                       .codes = true},
     [ATTN_GROUP] = {.name = "group", .heads = {128}, .from = ATTN_FEW + 1, .halves = true, .early = true},
-    [ATTN_CODES] = {.name = "codes", .heads = {64, 128, 256, 512}, .to = ATTN_FEW, .codes = true},
+    [ATTN_CODES] =
+        {.name = "codes", .heads = {64, 128, 256, 512}, .to = ATTN_FEW, .codes = true, .sinks = true},
 };
 
 /* Quantised, F16 perhaps beside. */
@@ -227,7 +228,8 @@ static int32_t call_tiles(const struct attn_call *c)
 }
 static bool takes(enum attn_form form, const struct cuda_device *dev, const struct attn_call *c)
 {
-    return attn_form_takes(form, dev, c->d, c->n, c->k_type, c->v_type);
+    return (!c->sinks || attn_table[form].sinks) &&
+           attn_form_takes(form, dev, c->d, c->n, c->k_type, c->v_type);
 }
 
 /* Clusters for a call that so many units of leaves may see: blocks of one (8 or 16), leaves a block. */

@@ -46,6 +46,7 @@ struct attn_takes {
     bool wide_types;           /* takes all types, K and V each its own; else F16 or BF16, both alike, */
     bool halves, codes;        /* and these; also quantised ones, K and V each its own, F16 beside them */
     bool early;                /* only where cuda_device_early */
+    bool sinks;                /* takes kn_attention.sinks */
 };
 extern const struct attn_takes attn_table[ATTN_FORMS];
 bool attn_form_takes(enum attn_form form, const struct cuda_device *dev, int32_t d, int32_t n,
@@ -64,7 +65,7 @@ struct attn_call {
     int32_t window;
     int32_t bound; /* positions are below it; 0: nothing is promised */
     uint32_t k_type, v_type;
-    bool causal, gated;
+    bool causal, gated, sinks;
     bool stores; /* rope_store is to be done too, */
     bool folds;  /* and is such that attention can do it: attn_can_fold */
     bool maps;   /* more than ATTN_FEW rows: the driver has maps for the ring (attention/group.cu) */

@@ -1,8 +1,9 @@
 /* attention_gpu.cu - bench of CUDA attention: microseconds a call inside a CUDA graph, keys and values from
  * memory.
  *
- * usage: attention_gpu [all | quick | wide | one CONTEXT ROWS]   (all: the variants of cuda_attention_tuning
- * too; quick: few rows of four shapes, with them; wide: 16 to 512 rows over few keys) A graph holds one call
+ * usage: attention_gpu [all | quick | wide | sinks | one CONTEXT ROWS]   (all: the variants of
+ * cuda_attention_tuning too; quick: few rows of four shapes, with them; wide: 16 to 512 rows over few keys;
+ * sinks: a drafter's blocks without and with sinks, and by the general form) A graph holds one call
  * a ring, over rings that together exceed the L2; it is replayed and timed by events. Three kinds of graph:
  * attention alone, both as one operation (as a layer has them), and rope_store and attention in turn. floor:
  * the visible keys and values at 4.54 TB/s. Exit: 0, or 5 where the device fails. Checks are test_gpu's. */
@@ -47,11 +48,12 @@ struct data {
     std::vector<struct kn_kv> kv;
     float *q, *out, *k, *table, *norm;
     int32_t *pos;
+    bool sunk;
 };
 
 static struct data make(const struct shape &s, int ctx, int n)
 {
-    struct data t = {s, ctx, n, {}, NULL, NULL, NULL, NULL, NULL, NULL};
+    struct data t = {s, ctx, n, {}, NULL, NULL, NULL, NULL, NULL, NULL, false};
     const int cap = (ctx + n + KN_KV_SPLIT - 1) / KN_KV_SPLIT * KN_KV_SPLIT;
     const size_t ring = (size_t)cap * s.n_kv * s.d;
     size_t rings = 150000000 / (4 * ring) + 1;
@@ -115,6 +117,7 @@ static double timed(const struct data &t, enum kind kind)
         struct kn_attention a = {};
         a.q = t.q, a.out = t.out, a.kv = &kv, a.pos = t.pos, a.n = t.n, a.n_head = t.s.n_head,
         a.scale = 0.088f, a.causal = true, a.window = t.s.window;
+        if (t.sunk) a.sinks = t.norm; /* zeros */
         if (kind == IN_TURN) OK(kn_op(be)->rope_store(be, &s));
         if (kind == TOGETHER)
             OK(kn_op(be)->attend(be, &s, &a));
@@ -196,6 +199,19 @@ int main(int argc, char **argv)
                     memset(&cuda_attention_tuning, 0, sizeof cuda_attention_tuning);
                     drop(t);
                 }
+        return 0;
+    }
+    if (argc > 1 && !strcmp(argv[1], "sinks")) {
+        for (int ctx : {512, 2048, 16384})
+            for (int n : {7, 8, 16}) {
+                struct data t = make({32, 8, 128, 0}, ctx, n);
+                line(t, "no sinks");
+                t.sunk = true;
+                line(t, "sinks");
+                for (auto &kv : t.kv) kv.type.v = KN_BF16; /* which attn_any alone takes */
+                line(t, "general form");
+                drop(t);
+            }
         return 0;
     }
     static const struct shape shapes[] = {
