@@ -169,7 +169,7 @@ static void add_block(int layers, uint32_t type, int64_t width, int64_t vocab)
 static int block_keys(struct gguf_writer *w, struct err *e)
 {
     return gguf_put_f32(w, "dflash.attention.scale", 0.06f, e) ||
-           gguf_put_str(w, "dflash.hidden_act", "gelu_pytorch_tanh", 17, e);
+           gguf_put_str(w, "dflash.hidden_activation", "gelu_pytorch_tanh", 17, e);
 }
 
 /* sigmoid(20) is 1 in float. */
