@@ -110,6 +110,11 @@ static __host__ __device__ constexpr int tile_unit_bytes(uint32_t type)
            : type == KN_F32                       ? 2048
                                                   : 1024;
 }
+/* Which of the kernels for blocks of 32 has the type: two types each (many_tile_32.cu). */
+static inline int tile_pair(uint32_t type)
+{
+    return type == KN_Q4_0 || type == KN_Q8_0 ? 0 : type == KN_Q5_0 || type == KN_Q5_1 ? 1 : 2;
+}
 struct tile_weight {
     const uint8_t *packed;
     float *out; /* [n, n_out] */
@@ -140,7 +145,8 @@ enum tile_kind {
     TILE_64_TWICE,  /* 64 by 64 */
     TILE_KINDS
 };
-/* many_tile_k.cu, many_tile_32.cu, many_tile_float.cu: a launch for weights of one family. */
+/* many_tile_k.cu, many_tile_32.cu, many_tile_float.cu: a launch for weights of one family, of blocks of 32 of one
+ * pair of types (gates and ups: of any). */
 cudaError_t many_tile_k(const struct cuda_backend *be, enum tile_kind kind, const struct tile_args *a);
 cudaError_t many_tile_32(const struct cuda_backend *be, enum tile_kind kind, const struct tile_args *a);
 cudaError_t many_tile_float(const struct cuda_backend *be, enum tile_kind kind, const struct tile_args *a);

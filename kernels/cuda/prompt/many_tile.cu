@@ -55,6 +55,12 @@ bool many_tiles(const struct cuda_backend *be, const struct mm_product *p)
     return !p->gated || family_of(p->w[0]->type) == family_of(p->w[1]->type);
 }
 
+/* May one launch take both? Gates and ups it has to. */
+static bool alike(uint32_t a, uint32_t b)
+{
+    return family_of(a) == family_of(b) && (family_of(a) != FAMILY_32 || tile_pair(a) == tile_pair(b));
+}
+
 /* The weights j .. j + count - 1, of one family. */
 static cudaError_t run_family(const struct cuda_backend *be, const struct mm_product *p, int j, int count,
                               const struct tile_act *act)
@@ -94,7 +100,7 @@ cudaError_t many_tile_run(const struct cuda_backend *be, const struct mm_product
     cudaError_t err = cudaSuccess;
     for (int j = 0, count; j < p->n_w && !err; j += count) {
         for (count = 1; j + count < p->n_w; count++)
-            if (family_of(p->w[j + count]->type) != family_of(p->w[j]->type)) break;
+            if (!p->gated && !alike(p->w[j + count]->type, p->w[j]->type)) break;
         err = run_family(be, p, j, count, act);
         cuda_count(be, CUDA_PRODUCT_TILES);
     }

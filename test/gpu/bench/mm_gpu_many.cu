@@ -159,7 +159,7 @@ static double timed(const std::function<void()> &f)
     return 1e3 * best;
 }
 
-void bench_many(bool quick)
+static void check_many()
 {
     check_case(KN_Q4_K, KN_Q6_K, 512, 200, 70, false, false);
     check_case(KN_Q4_K, KN_Q6_K, 2304, 328, 300, false, false);
@@ -168,7 +168,19 @@ void bench_many(bool quick)
     check_case(KN_Q6_K, KN_Q6_K, 4096, 264, 513, false, true);
     check_case(KN_Q4_K, KN_Q6_K, 1280, 1500, 1100, false, false); /* several tiles a block */
     check_case(KN_Q4_K, KN_Q4_K, 1280, 1500, 1100, false, true);
+    check_case(KN_Q8_0, KN_Q5_0, 1056, 328, 300, false, false);
+    check_case(KN_Q8_0, KN_Q5_1, 1024, 456, 150, false, true);
+    check_case(KN_Q4_1, KN_IQ4_NL, 1280, 264, 200, false, true);
+}
+
+/* type: of all weights; NULL: Q4_K, of values Q6_K, and checks before. */
+void bench_many(bool quick, const char *type)
+{
+    uint32_t of = KN_Q4_K, of_values = KN_Q6_K;
+    if (!type) check_many();
     if (quick) return;
+    for (uint32_t t : all_types)
+        if (type && !strcmp(kn_type_info(t)->name, type)) of = of_values = t;
     static const struct {
         const char *name;
         int64_t n_in, n_out[3];
@@ -187,7 +199,7 @@ void bench_many(bool quick)
         for (float &v : x) v = normal();
         for (int k = 0; k < 2; k++) {
             for (int j = 0; j < s.n_w; j++) {
-                c[k].w.push_back(load(j == 2 ? KN_Q6_K : KN_Q4_K, s.n_in, s.n_out[j]));
+                c[k].w.push_back(load(j == 2 ? of_values : of, s.n_in, s.n_out[j]));
                 c[k].out.push_back(poisoned((size_t)(2048 * s.n_out[j])));
             }
             c[k].x = k ? c[0].x : device(x), c[k].add = s.add, c[k].gated = s.gated;

@@ -202,10 +202,11 @@ static void check_linear(uint32_t type, const struct shape *s)
     drop_matrix(&m);
 }
 
-static void check_norm(uint32_t type, uint32_t other, const struct shape *s)
+/* Weights of three types; the first two as gate and up too. */
+static void check_norm_of(uint32_t type, uint32_t up, uint32_t other, const struct shape *s)
 {
     struct matrix m[3] = {make_matrix(type, s->n_in, s->n_out, 0.03f),
-                          make_matrix(type, s->n_in, s->n_out, 0.2f),
+                          make_matrix(up, s->n_in, s->n_out, 0.2f),
                           make_matrix(other, s->n_in, s->n_out / 2, 0.05f)};
     float *x = make_rows(s->n, s->n_in), *norm = malloc((size_t)s->n_in * 4);
     for (int k = 0; k < s->n_in; k++) norm[k] = 1.0f + gaussian(0.3f);
@@ -243,12 +244,18 @@ static void check_norm(uint32_t type, uint32_t other, const struct shape *s)
                 if (!(err <= top)) top = err;
             }
         }
-        verdict(top <= 1, "many norm_gated %s, %s [%d, %d] x %d%s: %.2g of the tolerance",
-                act ? "gelu" : "silu", kn_type_info(type)->name, s->n_out, s->n_in, s->n, way(), top);
+        verdict(top <= 1, "many norm_gated %s, %s, %s [%d, %d] x %d%s: %.2g of the tolerance",
+                act ? "gelu" : "silu", kn_type_info(type)->name, kn_type_info(up)->name, s->n_out, s->n_in, s->n,
+                way(), top);
         free(g), free(y);
     }
     for (int j = 0; j < 3; j++) free(out[j]), drop(gpu, dout[j]), drop_matrix(&m[j]);
     free(x), free(norm), drop(gpu, dx), drop(gpu, dn);
+}
+
+static void check_norm(uint32_t type, uint32_t other, const struct shape *s)
+{
+    check_norm_of(type, type, other, s);
 }
 
 /* A row's bits do not depend on the number of rows of a call, nor on the tiles that took it. */
@@ -365,6 +372,7 @@ static void check(bool small)
     const struct shape big = {1024, 700, 2148}; /* more than one pass: 2048 and 100 rows */
     check_linear(KN_Q4_K, &big);
     check_norm(KN_Q4_K, KN_Q8_0, &(struct shape){1024, 700, 200}); /* two launches of tiles */
+    check_norm_of(KN_Q8_0, KN_Q5_1, KN_IQ4_NL, &(struct shape){1024, 700, 200}); /* three pairs of types */
     check_linear(KN_Q4_K, &(struct shape){1024, 2100, 500});       /* several tiles a block */
     check_linear(KN_Q8_0, &(struct shape){1024, 2100, 500});
     check_library();
@@ -372,6 +380,8 @@ static void check(bool small)
     check_bits(KN_Q4_K, 4096, 1000);
     check_bits(KN_Q6_K, 2048, 1000);
     check_bits(KN_Q8_0, 2080, 1000);
+    check_bits(KN_Q5_1, 1056, 1000);
+    check_bits(KN_IQ4_NL, 2048, 1000);
     check_bits(KN_BF16, 1056, 1000);
     many_tuning.wide_rows = wide;
     check_wide(KN_Q4_K, KN_Q6_K, 1024, 700, 65);
