@@ -29,8 +29,8 @@ static void run_case(const many_case &c, int kind)
         OK(cuda_norm_linear(kb(), c.out.data(), w, (int)c.w.size(), c.x, nullptr, 1e-6f, c.n));
 }
 
-static const char *kind_names[TILE_KINDS + 2] = {"256",   "192",   "128",    "128x64",
-                                                 "96x64", "64x64", "chosen", "rows"};
+static const char *kind_names[TILE_KINDS + 2] = {"256",    "192",    "128",   "128x64", "96x64",  "64x64", "128x192",
+                                                 "96x192", "64x256", "96x128", "64x128", "chosen", "rows"};
 
 /* A product in double precision of the factors rounded to f16: what a sum may be away from it, of the 2-norm
  * of its terms. */
@@ -42,10 +42,6 @@ static double rounded(double v)
     return ldexp(nearbyint(ldexp(m, 11)), e - 11);
 }
 
-static bool skipped(int kind, bool gated)
-{
-    return gated && kind >= TILE_128_TWICE && kind < TILE_KINDS;
-}
 
 static void check_case(uint32_t type, uint32_t other, int64_t n_in, int64_t n_out, int n, bool add,
                        bool gated)
@@ -74,7 +70,6 @@ static void check_case(uint32_t type, uint32_t other, int64_t n_in, int64_t n_ou
     OK(many_reserve(be, n, n_in));
     std::vector<float> first[2];
     for (int kind = 0; kind < TILE_KINDS; kind++) {
-        if (skipped(kind, gated)) continue;
         for (int j = 0; j < 2; j++)
             CK(cudaMemcpy(c.out[j], before.data(), before.size() * 4, cudaMemcpyHostToDevice));
         if (add)
@@ -217,10 +212,6 @@ void bench_many(bool quick, const char *type)
             double best = 1e9;
             printf("%-9s %5d: %8.1f", s.name, n, lib);
             for (int kind = 0; kind <= TILE_KINDS + 1; kind++) {
-                if (skipped(kind, s.gated)) {
-                    printf("        -");
-                    continue;
-                }
                 const double us = timed([&] { run_case(c[turn ^= 1], kind); });
                 printf(" %8.1f", us);
                 best = std::min(best, us);
