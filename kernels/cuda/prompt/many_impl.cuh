@@ -110,8 +110,9 @@ static __host__ __device__ constexpr int tile_unit_bytes(uint32_t type)
            : type == KN_F32                       ? 2048
                                                   : 1024;
 }
-/* Kernels of many_tile.cuh have the types of one set: with more the assembler runs out of registers. Gates and
- * ups are of one family, blocks of 256, of 32 or floats; where their sets differ, a kernel has the family's types. */
+/* Kernels of many_tile.cuh have the types of one set: with more the assembler runs out of registers. Gates
+ * and ups are of one family, blocks of 256, of 32 or floats; where their sets differ, a kernel has the
+ * family's types. */
 enum tile_set { TILE_K, TILE_LOW, TILE_80, TILE_5, TILE_REST, TILE_FLOAT };
 static inline enum tile_set tile_set_of(uint32_t type)
 {
@@ -151,8 +152,8 @@ struct tile_args {
     int act_kind;
     uint32_t magic; /* unpack.cuh */
 };
-/* Rows of the pass by outputs of a tile. TWICE: two blocks stand on a multiprocessor; TWO, THREE, FOUR: so many
- * groups of 64 outputs share the rows. */
+/* Rows of the pass by outputs of a tile. TWICE: two blocks stand on a multiprocessor; TWO, THREE, FOUR: so
+ * many groups of 64 outputs share the rows. */
 enum tile_kind {
     TILE_256,       /* 256 by 128 */
     TILE_192,       /* 192 by 128 */
@@ -167,8 +168,8 @@ enum tile_kind {
     TILE_64_TWO,    /* 64 by 128 */
     TILE_KINDS
 };
-/* A launch for weights of one set; gates and ups: of one family. many_tile_k.cu: TILE_K. many_tile_low.cu: TILE_LOW,
- * and both. many_tile_32.cu: blocks of 32. */
+/* A launch for weights of one set; gates and ups: of one family. many_tile_k.cu: TILE_K. many_tile_low.cu:
+ * TILE_LOW, and both. many_tile_32.cu: blocks of 32. */
 cudaError_t many_tile_k(const struct cuda_backend *be, enum tile_kind kind, const struct tile_args *a);
 cudaError_t many_tile_low(const struct cuda_backend *be, enum tile_kind kind, const struct tile_args *a);
 cudaError_t many_tile_32(const struct cuda_backend *be, enum tile_kind kind, const struct tile_args *a);

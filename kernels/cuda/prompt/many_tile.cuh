@@ -18,6 +18,10 @@
 #include "../product/unpack.cuh"
 #include "many_impl.cuh"
 
+#ifndef TILE_EAGER
+#define TILE_EAGER 0
+#endif
+
 namespace tile
 {
 /* Results as the operands of an instruction, from 0 on. */
@@ -91,6 +95,10 @@ template <int N_, int GROUPS_, int BLOCKS_, int ROW_STAGES_, int WEIGHT_STAGES_,
                          MOST = (HELD * (GROUPS + 1) - GIVE) / GROUPS / 8 * 8, TAKE = MOST < 240 ? MOST : 240;
 };
 
+/* Products run beside the making of the next factor only where the assembler leaves the two as they are
+ * written: a pair of products, their commit, a wait for the pair before, 32 columns to f16. Codes of those
+ * are read behind that wait (LATE): with a unit's all read at once it makes all of the unit's values first,
+ * and products then run alone. */
 struct ring {
     uint64_t *full, *empty;
     uint32_t at, phase;
@@ -163,7 +171,8 @@ DEV void sum_panel(float (&x)[S::N / 8][4], const tile_args &p, float scale, con
 #pragma unroll
         for (int j = 0; j < units; j++) {
             put.count = 4 * j;
-            if (k || first + j < all) unpack_unit<T>(u + j * unit_bytes, lane, put, scale, p.magic);
+            if (k || first + j < all)
+                unpack_unit<T, 0, 8, !TILE_EAGER>(u + j * unit_bytes, lane, put, scale, p.magic);
         }
         __syncwarp();
         if (lane == 0) bar_arrive(weights.empty + weights.at);

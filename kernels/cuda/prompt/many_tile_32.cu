@@ -1,6 +1,6 @@
-/* many_tile_32.cu - the kernel of many_tile.cuh for quantised blocks of 32. With all six types in one the assembler
- * has no registers left to run products beside each other (C7512, in every shape). Gates and ups of two sets, which
- * are rare, have the six in one shape. */
+/* many_tile_32.cu - the kernel of many_tile.cuh for quantised blocks of 32. With all six types in one the
+ * assembler has no registers left to run products beside each other (C7512, in every shape). Gates and ups of
+ * two sets, which are rare, have the six in one shape. */
 #include "many_tile_launch.cuh"
 
 #define UNIT 2176

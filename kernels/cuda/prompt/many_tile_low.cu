@@ -1,5 +1,5 @@
-/* many_tile_low.cu - the kernel of many_tile.cuh for Q2_K, Q3_K and IQ4_XS; of gates and ups of which one is of
- * these and the other of many_tile_k.cu, which is rare, in one shape. */
+/* many_tile_low.cu - the kernel of many_tile.cuh for Q2_K, Q3_K and IQ4_XS; of gates and ups of which one is
+ * of these and the other of many_tile_k.cu, which is rare, in one shape. */
 #include "many_tile_launch.cuh"
 
 cudaError_t many_tile_low(const struct cuda_backend *be, enum tile_kind kind, const struct tile_args *a)

@@ -29,8 +29,9 @@ static void run_case(const many_case &c, int kind)
         OK(cuda_norm_linear(kb(), c.out.data(), w, (int)c.w.size(), c.x, nullptr, 1e-6f, c.n));
 }
 
-static const char *kind_names[TILE_KINDS + 2] = {"256",    "192",    "128",   "128x64", "96x64",  "64x64", "128x192",
-                                                 "96x192", "64x256", "96x128", "64x128", "chosen", "rows"};
+static const char *kind_names[TILE_KINDS + 2] = {"256",    "192",     "128",    "128x64", "96x64",
+                                                 "64x64",  "128x192", "96x192", "64x256", "96x128",
+                                                 "64x128", "chosen",  "rows"};
 
 /* A product in double precision of the factors rounded to f16: what a sum may be away from it, of the 2-norm
  * of its terms. */
@@ -41,7 +42,6 @@ static double rounded(double v)
     const double m = frexp(v, &e);
     return ldexp(nearbyint(ldexp(m, 11)), e - 11);
 }
-
 
 static void check_case(uint32_t type, uint32_t other, int64_t n_in, int64_t n_out, int n, bool add,
                        bool gated)
