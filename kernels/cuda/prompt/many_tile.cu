@@ -20,10 +20,10 @@ static const struct {
     int rows, outputs, blocks; /* of a tile; blocks a multiprocessor */
     double one,
         all; /* us of 32 columns: a block a multiprocessor at most; all of them. Measured, Q4_K, H200 */
-} shapes[TILE_KINDS] = {{256, 128, 1, 0.48, 0.48}, {192, 128, 1, 0.38, 0.38}, {128, 128, 1, 0.30, 0.30},
-                        {128, 64, 2, 0.23, 0.32},  {96, 64, 2, 0.22, 0.25},   {64, 64, 2, 0.20, 0.22},
-                        {128, 192, 1, 99, 99},     {96, 192, 1, 99, 99},      {64, 256, 1, 99, 99},
-                        {96, 128, 1, 99, 99},      {64, 128, 1, 99, 99}};
+} shapes[TILE_KINDS] = {{256, 128, 1, 0.36, 0.36}, {192, 128, 1, 0.29, 0.29}, {128, 128, 1, 0.22, 0.22},
+                        {128, 64, 2, 0.20, 0.34},  {96, 64, 2, 0.19, 0.25},   {64, 64, 2, 0.16, 0.20},
+                        {128, 192, 1, 0.26, 0.26}, {96, 192, 1, 0.22, 0.22},  {64, 256, 1, 0.24, 0.24},
+                        {96, 128, 1, 0.18, 0.18},  {64, 128, 1, 0.15, 0.15}};
 
 /* Gates and ups of two types meet in a group where its number is odd. */
 static bool takes(int kind, const struct tile_args *a)

@@ -18,10 +18,6 @@
 #include "../product/unpack.cuh"
 #include "many_impl.cuh"
 
-#ifndef TILE_EAGER
-#define TILE_EAGER 0
-#endif
-
 namespace tile
 {
 /* Results as the operands of an instruction, from 0 on. */
@@ -172,7 +168,7 @@ DEV void sum_panel(float (&x)[S::N / 8][4], const tile_args &p, float scale, con
         for (int j = 0; j < units; j++) {
             put.count = 4 * j;
             if (k || first + j < all)
-                unpack_unit<T, 0, 8, !TILE_EAGER>(u + j * unit_bytes, lane, put, scale, p.magic);
+                unpack_unit<T, 0, 8, true>(u + j * unit_bytes, lane, put, scale, p.magic);
         }
         __syncwarp();
         if (lane == 0) bar_arrive(weights.empty + weights.at);

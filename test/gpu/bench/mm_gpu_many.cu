@@ -168,8 +168,9 @@ static void check_many()
     check_case(KN_Q4_1, KN_IQ4_NL, 1280, 264, 200, false, true);
 }
 
-/* type: of all weights; NULL: Q4_K, of values Q6_K, and checks before. */
-void bench_many(bool quick, const char *type)
+/* type: of all weights; NULL: Q4_K, of values Q6_K, and checks before. name: of products whose name has it.
+ */
+void bench_many(bool quick, const char *type, const char *name)
 {
     uint32_t of = KN_Q4_K, of_values = KN_Q6_K;
     if (!type) check_many();
@@ -189,6 +190,7 @@ void bench_many(bool quick, const char *type)
     static const int rows[] = {65, 96, 128, 192, 256, 384, 512, 1024, 2048};
     OK(many_reserve(be, 2048, 17408));
     for (auto &s : all) {
+        if (!strstr(s.name, name)) continue;
         many_case c[2];
         std::vector<float> x((size_t)2048 * s.n_in);
         for (float &v : x) v = normal();
