@@ -12,6 +12,7 @@ struct cuda_attention_tuning cuda_attention_tuning;
 #define LEAF_BUDGET (32u << 20)  /* of leaves beyond which nodes are taken */
 #define CODES_BUDGET (64u << 20) /* of nodes of quantised caches beyond which tiles are launched in turns */
 #define LEAF_NODES 32            /* nodes up to which partial results may be those of leaves */
+#define FAR_NODES 4              /* nodes beyond which attn_far wins over attn_step */
 #define FOLD_ROWS 16             /* rows up to which forms with a merge, or clusters, do rope_store's work */
 #define ALONE_ROWS 128           /* rows up to which a block may attend alone, */
 #define ALONE_FOLD_ROWS 80       /* and up to which it does rope_store's work */
@@ -25,6 +26,7 @@ const struct attn_takes attn_table[ATTN_FORMS] = {
     [ATTN_STEP] = {.name = "step", .heads = {64, 128, 256, 512}, .halves = true},
     [ATTN_STREAM] =
         {.name = "stream", .heads = {64, 128, 256}, .to = ATTN_STREAM_ROWS, .halves = true, .early = true},
+    [ATTN_FAR] = {.name = "far", .heads = {128}, .from = 2, .to = ATTN_FEW, .halves = true, .early = true},
     [ATTN_CLUSTERS] = {.name = "clusters", .heads = {64, 128, 256, 512}, .halves = true, .early = true},
     [ATTN_PLACES] = {.name = "places", .heads = {128, 256}, .to = ATTN_FEW, .halves = true, .early = true},
     [ATTN_COLUMNS] = {.name = "columns", .heads = {512}, .to = FOLD_ROWS, .halves = true, .early = true},
@@ -362,6 +364,30 @@ static bool plan_step(const struct cuda_device *dev, const struct attn_call *c, 
     return true;
 }
 
+#define FAR_TILES 4 /* of a group of rows; a block has two groups, or a group twice */
+/* Nodes spread over the chip, by products of four warps. */
+static bool plan_far(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
+{
+    const struct cuda_attention_tuning *t = &cuda_attention_tuning;
+    const bool cut = t->tiles || t->unit || t->slots || t->spread; /* as only attn_step can be */
+    const int32_t nodes = units_of(c, ATTN_NODE), groups = (call_tiles(c) + FAR_TILES - 1) / FAR_TILES;
+    if (t->far == 1 || !c->maps || !takes(ATTN_FAR, dev, c) || ATTN_FAR_BYTES > dev->smem_block ||
+        (t->far != 2 && (cut || nodes <= FAR_NODES)))
+        return false;
+    const int32_t slots = t->unit == 1 ? units_of(c, attn_leaf(c->d)) : nodes;
+    const size_t group = record_bytes(c->d) * (size_t)c->n_kv * FAR_TILES * (size_t)slots;
+    const int64_t room = (int64_t)(c->scratch_bytes / group);
+    memset(p, 0, sizeof *p);
+    p->form = ATTN_FAR;
+    p->tiles = FAR_TILES, p->warps = 12, p->resident = 1, p->smem = ATTN_FAR_BYTES;
+    p->groups = groups, p->turn = room < groups ? (int32_t)room : groups;
+    p->leaves = t->unit == 1, p->slots = slots;
+    /* A block a (pair of groups, kv head) at least; one group: half a block. */
+    const int32_t least = p->turn > 1 ? (p->turn + 1) / 2 * c->n_kv : (c->n_kv + 1) / 2;
+    p->blocks = least > dev->sm_count ? least : dev->sm_count;
+    return p->turn > 0;
+}
+
 /* Does a block a tile win: over attn_places where that could be, else over attn_step; of more than ATTN_FEW
  * rows, where it has bits of its own, over the forms for prompts? It takes 4 leaves (heads of 256: 2) at a
  * time, for each of which it needs 5 us, whatever the rows; the others need the longer the more tiles there
@@ -469,7 +495,9 @@ static void plan_few(const struct cuda_device *dev, const struct attn_device *at
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
     if (plan_codes(dev, c, p)) return;
+    if (t->far == 2 && plan_far(dev, c, p)) return;
     const bool places = plan_places(dev, attn, c, p);
+    if (!places && plan_far(dev, c, p)) return;
     if (!places && !plan_step(dev, c, p)) {
         memset(p, 0, sizeof *p);
         p->form = ATTN_ANY;

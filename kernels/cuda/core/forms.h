@@ -18,6 +18,7 @@
     F(ATTN_ANY, "attention any")                                                                             \
     F(ATTN_STEP, "attention step")                                                                           \
     F(ATTN_STREAM, "attention stream")                                                                       \
+    F(ATTN_FAR, "attention far")                                                                             \
     F(ATTN_CLUSTERS, "attention clusters")                                                                   \
     F(ATTN_PLACES, "attention places")                                                                       \
     F(ATTN_COLUMNS, "attention columns")                                                                     \

@@ -1,9 +1,9 @@
 /* attention_gpu.cu - bench of CUDA attention: microseconds a call inside a CUDA graph, keys and values from
  * memory.
  *
- * usage: attention_gpu [all | quick | wide | one CONTEXT ROWS]   (all: the variants of cuda_attention_tuning
- * too; quick: few rows of four shapes, with them; wide: 16 to 512 rows over few keys) A graph holds one call
- * a ring, over rings that together exceed the L2; it is replayed and timed by events. Three kinds of graph:
+ * usage: attention_gpu [all | quick | wide | far | one CONTEXT ROWS]   (all: the variants of cuda_attention_tuning
+ * too; quick: few rows of four shapes, with them; wide: 16 to 512 rows over few keys; far: 1 to 64 rows over
+ * many, by attn_far and not) A graph holds one call a ring, over rings that together exceed the L2; it is replayed and timed by events. Three kinds of graph:
  * attention alone, both as one operation (as a layer has them), and rope_store and attention in turn. floor:
  * the visible keys and values at 4.54 TB/s. Exit: 0, or 5 where the device fails. Checks are test_gpu's. */
 #include "../../../kernels/cuda/core/ops.cuh"
@@ -196,6 +196,21 @@ int main(int argc, char **argv)
                     memset(&cuda_attention_tuning, 0, sizeof cuda_attention_tuning);
                     drop(t);
                 }
+        return 0;
+    }
+    if (argc > 1 && !strcmp(argv[1], "far")) {
+        for (int ctx : {2500, 4096, 8192, 16384, 40000, 65536})
+            for (int n : {1, 2, 4, 8, 16, 32, 64}) {
+                struct data t = make({32, 8, 128, 0}, ctx, n);
+                line(t, "");
+                cuda_attention_tuning.far = 1;
+                if (n > 1) line(t, "not far");
+                cuda_attention_tuning.far = 2;
+                cuda_attention_tuning.unit = 1;
+                if (n > 1 && ctx < 16384) line(t, "far, leaves");
+                memset(&cuda_attention_tuning, 0, sizeof cuda_attention_tuning);
+                drop(t);
+            }
         return 0;
     }
     static const struct shape shapes[] = {
