@@ -37,6 +37,8 @@ const struct attn_takes attn_table[ATTN_FORMS] = {
                       .halves = true,
                       .codes = true},
     [ATTN_GROUP] = {.name = "group", .heads = {128}, .from = ATTN_FEW + 1, .halves = true, .early = true},
+    [ATTN_FAR_CODES] =
+        {.name = "far codes", .heads = {128}, .from = 2, .to = ATTN_FEW, .codes = true, .early = true},
     [ATTN_CODES] = {.name = "codes", .heads = {64, 128, 256, 512}, .to = ATTN_FEW, .codes = true},
 };
 
@@ -55,8 +57,8 @@ bool attn_form_takes(enum attn_form form, const struct cuda_device *dev, int32_t
     for (int i = 0; i < ATTN_SIZES && t->heads[i]; i++) head |= t->heads[i] == d;
     if (!head || n < t->from || (t->to && n > t->to) || (t->early && !cuda_device_early(dev))) return false;
     if (t->wide_types) return kn_kv_known(k_type) && kn_kv_known(v_type);
-    if (coded(k_type, v_type))
-        return t->codes && d % kn_kv_block(k_type) == 0 && d % kn_kv_block(v_type) == 0;
+    if (coded(k_type, v_type)) /* FAR_CODES: both of them */
+        return t->codes && (form != ATTN_FAR_CODES || (kn_kv_coded(k_type) && kn_kv_coded(v_type))) && d % kn_kv_block(k_type) == 0 && d % kn_kv_block(v_type) == 0;
     return t->halves && k_type == v_type && (k_type == KN_F16 || k_type == KN_BF16);
 }
 
@@ -365,6 +367,11 @@ static bool plan_step(const struct cuda_device *dev, const struct attn_call *c, 
 }
 
 #define FAR_TILES 4 /* of a group of rows; a block has two groups, or a group twice */
+/* Blocks, one at least for each of so many pairs of groups and kv head. */
+static int32_t far_blocks(const struct cuda_device *dev, const struct attn_call *c, int32_t pairs)
+{
+    return pairs * c->n_kv > dev->sm_count ? pairs * c->n_kv : dev->sm_count;
+}
 /* Nodes spread over the chip, by products of four warps. */
 static bool plan_far(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
 {
@@ -382,9 +389,7 @@ static bool plan_far(const struct cuda_device *dev, const struct attn_call *c, s
     p->tiles = FAR_TILES, p->warps = 12, p->resident = 1, p->smem = ATTN_FAR_BYTES;
     p->groups = groups, p->turn = room < groups ? (int32_t)room : groups;
     p->leaves = t->unit == 1, p->slots = slots;
-    /* A block a (pair of groups, kv head) at least; one group: half a block. */
-    const int32_t least = p->turn > 1 ? (p->turn + 1) / 2 * c->n_kv : (c->n_kv + 1) / 2;
-    p->blocks = least > dev->sm_count ? least : dev->sm_count;
+    p->blocks = far_blocks(dev, c, (p->turn + 1) / 2);
     return p->turn > 0;
 }
 
@@ -469,8 +474,33 @@ int32_t attn_codes_turn(int32_t n, int32_t n_rep, int32_t n_kv, int32_t d, int32
     return turn;
 }
 
+static bool plan_far_codes(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
+{
+    const struct cuda_attention_tuning *t = &cuda_attention_tuning;
+    if (t->far == 1 || !takes(ATTN_FAR_CODES, dev, c) ||
+        (t->far != 2 && units_of(c, ATTN_NODE) <= FAR_NODES))
+        return false;
+    const int32_t item = 64 / ATTN_CODES_LEAF(c->d) * (attn_codes_leaf_bytes(c->d, c->d, c->k_type) +
+                                                       attn_codes_leaf_bytes(c->d, c->d, c->v_type)),
+                  stages = ((int32_t)dev->smem_block - ATTN_FAR_CODES_BYTES) / item,
+                  groups = (call_tiles(c) + FAR_TILES - 1) / FAR_TILES;
+    if (stages < 2) return false;
+    memset(p, 0, sizeof *p);
+    p->form = ATTN_FAR_CODES;
+    p->stages = stages < ATTN_FAR_CODES_MOST ? stages : ATTN_FAR_CODES_MOST;
+    p->tiles = FAR_TILES, p->warps = 12, p->resident = 1;
+    p->smem = (size_t)(ATTN_FAR_CODES_BYTES + p->stages * item);
+    p->groups = groups;
+    p->slots = attn_codes_nodes(c->held, c->n, c->window, c->causal, c->bound);
+    const size_t room = c->scratch_bytes / codes_group_bytes(c->d, c->n_kv, FAR_TILES, p->slots);
+    p->turn = room < (size_t)groups ? (int32_t)room : groups;
+    p->blocks = far_blocks(dev, c, (p->turn + 1) / 2);
+    return p->turn > 0;
+}
+
 static bool plan_codes(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
 {
+    if (plan_far_codes(dev, c, p)) return true;
     const int32_t tiles = codes_tiles(c->n, c->n_head / c->n_kv, c->d);
     if (!takes(ATTN_CODES, dev, c)) return false;
     const size_t smem = attn_codes_bytes(c->d, tiles, c->k_type, c->v_type);

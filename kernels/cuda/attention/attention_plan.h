@@ -36,6 +36,7 @@ enum attn_form {
     ATTN_PREFILL,  /* attention/prefill.cu */
     ATTN_GROUP,    /* attention/group.cu: products of four warps */
     ATTN_CODES,    /* attention/codes.cuh: quantised caches, partial results in memory, and a merge */
+    ATTN_FAR_CODES, /* attention/far_codes.cu: the same of several rows over long contexts, products of four warps */
     ATTN_FORMS
 };
 
@@ -117,6 +118,10 @@ int32_t attn_codes_turn(int32_t n, int32_t n_rep, int32_t n_kv, int32_t d, int32
 size_t attn_prefill_bytes(int32_t d, int32_t warps, int32_t *tiles, int32_t *chunks);
 #define ATTN_GROUP_BYTES 165952
 #define ATTN_FAR_BYTES 231104
+/* Without codes; keys of a warp that makes halves of them, items of 64 that a block has at most. */
+#define ATTN_FAR_CODES_BYTES 132752
+#define ATTN_FAR_CODES_KEYS 16
+#define ATTN_FAR_CODES_MOST 6
 #define ATTN_COLUMN_PLACE 2176 /* of a leaf's weights for one of two readers */
 #define ATTN_MADE_TILE 32832   /* of a tile's queries */
 

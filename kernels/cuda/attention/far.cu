@@ -296,13 +296,15 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
             {
                 float low[8][4];
                 const uint64_t k = matrix_at(shared_at(base) + ring_at + p.at * PART, 16);
+                uint64_t q_now = q;
+                asm volatile("" : "+l"(q_now)); /* or what follows from it is kept in registers there are not */
                 bar_wait(full + p.at, p.phase);
                 products_begin();
 #pragma unroll
                 for (int s = 0; s < 8; s++) {
                     const uint64_t off = (uint64_t)((s / 4 * HALF + s % 4 * 32) >> 4);
-                    score_64<BF16>(x, q + off, k + off, s);
-                    score_64<BF16>(low, q + off + (PART >> 4), k + off, s);
+                    score_64<BF16>(x, q_now + off, k + off, s);
+                    score_64<BF16>(low, q_now + off + (PART >> 4), k + off, s);
                 }
                 products_end();
                 settle_64(x);
