@@ -58,7 +58,8 @@ bool attn_form_takes(enum attn_form form, const struct cuda_device *dev, int32_t
     if (!head || n < t->from || (t->to && n > t->to) || (t->early && !cuda_device_early(dev))) return false;
     if (t->wide_types) return kn_kv_known(k_type) && kn_kv_known(v_type);
     if (coded(k_type, v_type)) /* FAR_CODES: both of them */
-        return t->codes && (form != ATTN_FAR_CODES || (kn_kv_coded(k_type) && kn_kv_coded(v_type))) && d % kn_kv_block(k_type) == 0 && d % kn_kv_block(v_type) == 0;
+        return t->codes && (form != ATTN_FAR_CODES || (kn_kv_coded(k_type) && kn_kv_coded(v_type))) &&
+               d % kn_kv_block(k_type) == 0 && d % kn_kv_block(v_type) == 0;
     return t->halves && k_type == v_type && (k_type == KN_F16 || k_type == KN_BF16);
 }
 
@@ -477,11 +478,11 @@ int32_t attn_codes_turn(int32_t n, int32_t n_rep, int32_t n_kv, int32_t d, int32
 static bool plan_far_codes(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
-    if (t->far == 1 || !takes(ATTN_FAR_CODES, dev, c) ||
-        (t->far != 2 && units_of(c, ATTN_NODE) <= FAR_NODES))
+    if (t->far == 1 || !takes(ATTN_FAR_CODES, dev, c) || (t->far != 2 && units_of(c, ATTN_NODE) <= FAR_NODES))
         return false;
-    const int32_t item = 64 / ATTN_CODES_LEAF(c->d) * (attn_codes_leaf_bytes(c->d, c->d, c->k_type) +
-                                                       attn_codes_leaf_bytes(c->d, c->d, c->v_type)),
+    const int32_t item = 64 / ATTN_CODES_LEAF(c->d) *
+                         (attn_codes_leaf_bytes(c->d, c->d, c->k_type) +
+                          attn_codes_leaf_bytes(c->d, c->d, c->v_type)),
                   stages = ((int32_t)dev->smem_block - ATTN_FAR_CODES_BYTES) / item,
                   groups = (call_tiles(c) + FAR_TILES - 1) / FAR_TILES;
     if (stages < 2) return false;

@@ -25,18 +25,19 @@ extern "C" {
 #define ATTN_MADE_BYTES (2 << 20)    /* of queries as attn_columns wants them */
 
 enum attn_form {
-    ATTN_ANY,      /* attention.cu: any type and head size, for completeness */
-    ATTN_STEP,     /* attention/step.cuh: partial results in memory, and a merge */
-    ATTN_STREAM,   /* attention/stream.cuh: the same of one tile, a leaf a warp, over long contexts */
-    ATTN_FAR,      /* attention/far.cu: several rows over long contexts, products of four warps */
-    ATTN_CLUSTERS, /* attn_step in clusters of blocks, one launch */
-    ATTN_PLACES,   /* attention/leaves.cuh: blocks that hand each other leaves, one launch */
-    ATTN_COLUMNS,  /* attention/columns.cuh: rows made by a launch before */
-    ATTN_ALONE,    /* attention/alone.cuh: a block has a tile and all its keys, one launch */
-    ATTN_PREFILL,  /* attention/prefill.cu */
-    ATTN_GROUP,    /* attention/group.cu: products of four warps */
-    ATTN_CODES,    /* attention/codes.cuh: quantised caches, partial results in memory, and a merge */
-    ATTN_FAR_CODES, /* attention/far_codes.cu: the same of several rows over long contexts, products of four warps */
+    ATTN_ANY,       /* attention.cu: any type and head size, for completeness */
+    ATTN_STEP,      /* attention/step.cuh: partial results in memory, and a merge */
+    ATTN_STREAM,    /* attention/stream.cuh: the same of one tile, a leaf a warp, over long contexts */
+    ATTN_FAR,       /* attention/far.cu: several rows over long contexts, products of four warps */
+    ATTN_CLUSTERS,  /* attn_step in clusters of blocks, one launch */
+    ATTN_PLACES,    /* attention/leaves.cuh: blocks that hand each other leaves, one launch */
+    ATTN_COLUMNS,   /* attention/columns.cuh: rows made by a launch before */
+    ATTN_ALONE,     /* attention/alone.cuh: a block has a tile and all its keys, one launch */
+    ATTN_PREFILL,   /* attention/prefill.cu */
+    ATTN_GROUP,     /* attention/group.cu: products of four warps */
+    ATTN_CODES,     /* attention/codes.cuh: quantised caches, partial results in memory, and a merge */
+    ATTN_FAR_CODES, /* attention/far_codes.cu: the same of several rows over long contexts, products of four
+                       warps */
     ATTN_FORMS
 };
 

@@ -3,19 +3,19 @@
  *
  * Bound: one read of the visible keys and values, for up to 64 (row, head)s a kv head; beyond, tensor
  * operations: 1,024 a ((row, head), key), for queries and weights are two halves each. Eight warps that read
- * keys and values of a tile by ldmatrix (attn_step) move 200 KB of shared memory a leaf, and meet twice; here a
- * product reads keys once for 64 (row, head)s, and nobody meets.
+ * keys and values of a tile by ldmatrix (attn_step) move 200 KB of shared memory a leaf, and meet twice; here
+ * a product reads keys once for 64 (row, head)s, and nobody meets.
  *
  * A *group* is four tiles: 64 (row, head)s, the rows of a product, a tile a warp. A block has two groups of
- * four warps, each with a leaf's whole chain: scores, weights, products with the values, the node's sum, all in
- * registers. While one makes weights the other's products run. Where a kv head has one group of rows, both
+ * four warps, each with a leaf's whole chain: scores, weights, products with the values, the node's sum, all
+ * in registers. While one makes weights the other's products run. Where a kv head has one group of rows, both
  * have nodes of their own (of two kv heads side by side) and half of the ring each; else they have two groups
  * of rows and share nodes and ring. A warp more for each ring asks for boxes of a leaf's keys or values.
  * Nodes are dealt in turn, so that all blocks move along the context side by side.
  *
  * Same bits as attn_step: leaves, nodes, masks and sums are those of attention.cuh, scores and results chains
- * of the same products in the same order. rope_store is a launch before; boxes of old keys are asked for before
- * it has ended. Partial results go to memory, attn_merge adds them. */
+ * of the same products in the same order. rope_store is a launch before; boxes of old keys are asked for
+ * before it has ended. Partial results go to memory, attn_merge adds them. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #pragma nv_diag_suppress 177 /* nothing of this is for such a device */
 #endif
@@ -107,7 +107,8 @@ DEV void ask(const attn &a, const chain_map *mk, const chain_map *mv, const stru
     }
 }
 
-/* A warp's tile of queries as a quarter of the group's, turned; scaled as query_rows does. units: their 16. */
+/* A warp's tile of queries as a quarter of the group's, turned; scaled as query_rows does. units: their 16.
+ */
 template <bool BF16> DEV void queries(const attn &a, uint8_t *to, float *units, int tile, int kv_head)
 {
     constexpr int N = 4; /* at a time */
@@ -125,8 +126,8 @@ template <bool BF16> DEV void queries(const attn &a, uint8_t *to, float *units, 
         }
 #pragma unroll
         for (int i = 0; i < N; i++) { /* a NaN is no maximum */
-            const float most = fmaxf(fmaxf(fmaxf(fmaxf(0.0f, fabsf(x[i].x)), fabsf(x[i].y)), fabsf(x[i].z)),
-                                     fabsf(x[i].w));
+            const float most =
+                fmaxf(fmaxf(fmaxf(fmaxf(0.0f, fabsf(x[i].x)), fabsf(x[i].y)), fabsf(x[i].z)), fabsf(x[i].w));
             top[i] = __reduce_max_sync(~0u, __float_as_uint(most));
         }
 #pragma unroll
@@ -153,7 +154,8 @@ DEV void meet(bool apart, int group)
 }
 /* Values of a leaf that not all rows see: zeros where nobody does (what lies there is of any kind), and, as
  * clean_values, in place of NaN and Inf. Which keys had such: a bit each. All who share the ring. */
-template <bool BF16> DEV uint64_t clean(uint8_t *v, uint32_t *bad, int p0, const struct span &seen, bool apart)
+template <bool BF16>
+DEV uint64_t clean(uint8_t *v, uint32_t *bad, int p0, const struct span &seen, bool apart)
 {
     const int t = threadIdx.x % 128, key = t % 64, p = p0 + key, group = threadIdx.x / 128;
     uint4 *row = (uint4 *)(v + t / 64 * HALF + key * 128);
@@ -202,8 +204,8 @@ DEV void add_leaf(float node[16][4], float node_top[2], float node_sum[2], const
 }
 
 /* What the node (or leaf) came to, of a warp's tile; the result itself where it is all there is. */
-DEV void put(const attn &a, const float node[16][4], const float top[2], const float sum[2], int tile, int kv_head,
-             int slot, bool alone)
+DEV void put(const attn &a, const float node[16][4], const float top[2], const float sum[2], int tile,
+             int kv_head, int slot, bool alone)
 {
     const int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
     float *record = record_of(a, tile, kv_head, slot, D);
@@ -211,7 +213,8 @@ DEV void put(const attn &a, const float node[16][4], const float top[2], const f
     for (int half = 0; half < 2; half++) {
         const int r = g + 8 * half, at = tile * TILE + r, row = row_of(a, at);
         if (row >= a.n) break;
-        float *dst = (alone ? a.out + head_of_row(a, row, kv_head, at) * D : record + 2 * TILE + r * D) + 2 * c;
+        float *dst =
+            (alone ? a.out + head_of_row(a, row, kv_head, at) * D : record + 2 * TILE + r * D) + 2 * c;
 #pragma unroll
         for (int t = 0; t < 16; t++) {
             float2 z = make_float2(node[t][2 * half], node[t][2 * half + 1]);
@@ -244,12 +247,15 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
     if (!a.early) cuda_grid_wait();
 
     const int lane = threadIdx.x % 32, w = threadIdx.x / 32, group = w / 4,
-              r = !apart ? 0 : group < GROUPS ? group : w % 4 % 2; /* the ring */
+              r = !apart           ? 0
+                  : group < GROUPS ? group
+                                   : w % 4 % 2; /* the ring */
     const struct work o = work_of(a, apart, r);
     const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
     const struct span seen = visible_any(a, o.tile, o.tiles, pos0, bound);
     const struct units u = o.ranks ? units_of<D>(a, seen) : units{0, 0};
-    const uint32_t stages = apart ? STAGES / 2 : STAGES, ring_at = AT_RING + (uint32_t)r * (STAGES / 2 * PART);
+    const uint32_t stages = apart ? STAGES / 2 : STAGES,
+                   ring_at = AT_RING + (uint32_t)r * (STAGES / 2 * PART);
     full += r * (STAGES / 2), empty += r * (STAGES / 2);
     if (group == GROUPS) { /* a group of its own, for registers are given and taken by groups */
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
@@ -259,7 +265,8 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     const int g = lane / 4, own = o.tile + (apart ? 0 : group * TILES), tile = own + w % 4; /* the warp's */
-    const struct span mine = visible_any(a, own, TILES, pos0, bound), full_mine = visible_all(a, tile, pos0, bound),
+    const struct span mine = visible_any(a, own, TILES, pos0, bound),
+                      full_mine = visible_all(a, tile, pos0, bound),
                       v0 = visible_at(a, tile * TILE + g, pos0, bound),
                       v1 = visible_at(a, tile * TILE + g + 8, pos0, bound);
     const int last = min(row_of(a, (o.tile + o.tiles) * TILE - 1), a.n - 1),
@@ -297,7 +304,8 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
                 float low[8][4];
                 const uint64_t k = matrix_at(shared_at(base) + ring_at + p.at * PART, 16);
                 uint64_t q_now = q;
-                asm volatile("" : "+l"(q_now)); /* or what follows from it is kept in registers there are not */
+                asm volatile(""
+                             : "+l"(q_now)); /* or what follows from it is kept in registers there are not */
                 bar_wait(full + p.at, p.phase);
                 products_begin();
 #pragma unroll
@@ -366,8 +374,8 @@ static bool maps_of(const struct attn *a, struct chain_map *mk, struct chain_map
 bool attn_far_takes(const struct cuda_backend *be, const struct attn *a)
 {
     struct chain_map mk, mv;
-    return be->cc >= 90 && !be->generic && a->d == far::D && kv_halves(a->type) && be->smem_block >= far::BYTES &&
-           maps_of(a, &mk, &mv);
+    return be->cc >= 90 && !be->generic && a->d == far::D && kv_halves(a->type) &&
+           be->smem_block >= far::BYTES && maps_of(a, &mk, &mv);
 }
 int attn_far_launch(struct cuda_backend *be, const struct attn *a, int32_t blocks)
 {
@@ -375,6 +383,7 @@ int attn_far_launch(struct cuda_backend *be, const struct attn *a, int32_t block
     const auto f = kv_bf16(a->type) ? far::attn_far<true> : far::attn_far<false>;
     const cudaError_t err = cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, far::BYTES);
     if (err || !maps_of(a, &mk, &mv)) return cuda_check(be, "attention", err ? err : cudaErrorUnknown);
-    return cuda_check(be, "attention",
-                      cuda_launch(be, f, dim3((unsigned)blocks), dim3(far::THREADS + 128), far::BYTES, *a, mk, mv));
+    return cuda_check(
+        be, "attention",
+        cuda_launch(be, f, dim3((unsigned)blocks), dim3(far::THREADS + 128), far::BYTES, *a, mk, mv));
 }

@@ -1,5 +1,5 @@
-/* attention/far_codes.cu - attention of 2 to FEW rows over long quantised caches, heads of 128, by products of four
- * warps (compute capability 9.0).
+/* attention/far_codes.cu - attention of 2 to FEW rows over long quantised caches, heads of 128, by products
+ * of four warps (compute capability 9.0).
  *
  * Bound: reading the codes once, or making halves of them: attn_codes makes them for two tiles and then again
  * for the next two. Here four warps of a block do nothing else. They copy a kv head's codes (cp.async, each
@@ -153,8 +153,8 @@ DEV uint32_t make_halves(uint8_t *to, const unsigned char *raw, int w, int odd, 
     for (int t = 0; t < KEYS; t += 8) {
         const int k = t + lane % 8, key = KEYS * w + k;
         const unsigned char *low = raw + k * S::LOW_PITCH + b * (S::LOW / 4);
-        uint32_t d = scale_twice(raw + S::scale_at(KEYS) + k * S::SCALE_PITCH + b * 32 / kv_code<TYPE>::GROUP * 2 +
-                                 odd),
+        uint32_t d = scale_twice(raw + S::scale_at(KEYS) + k * S::SCALE_PITCH +
+                                 b * 32 / kv_code<TYPE>::GROUP * 2 + odd),
                  codes[8], high = 0, y[8][2];
         if (S::LOW == 128) {
             *(uint4 *)codes = *(const uint4 *)low;
@@ -172,7 +172,8 @@ DEV uint32_t make_halves(uint8_t *to, const unsigned char *raw, int w, int odd, 
         }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            kv_halves_of<TYPE>(kv_four<TYPE>((const unsigned char *)codes, (const unsigned char *)&high, i), y[i]);
+            kv_halves_of<TYPE>(kv_four<TYPE>((const unsigned char *)codes, (const unsigned char *)&high, i),
+                               y[i]);
             y[i][0] = kv_mul(y[i][0], d), y[i][1] = kv_mul(y[i][1], d);
         }
         uint8_t *row = to + b / 2 * HALF + key * 128;
@@ -207,8 +208,8 @@ struct place {
 };
 
 /* A warp of those that make halves. bars: full ones of keys and values by turns, then empty ones. */
-DEV void make(const struct codes_args &p, const struct work &o, const struct span &seen, const struct span &whole,
-              int pos0, bool both, unsigned char *base, uint64_t *bars, int stages)
+DEV void make(const struct codes_args &p, const struct work &o, const struct span &seen,
+              const struct span &whole, int pos0, bool both, unsigned char *base, uint64_t *bars, int stages)
 {
     const attn &a = p.a;
     const int lane = threadIdx.x % 32, w = threadIdx.x / 32 % 4;
@@ -228,7 +229,9 @@ DEV void make(const struct codes_args &p, const struct work &o, const struct spa
             const int p0 = ahead.at * ITEM + KEYS * w;
             const int64_t at = KV_SLOT(a.where, p0);
             const unsigned to = shared_at(raw + slot * each);
-            struct code_rows<false> rows = {p.k.at + at * p.k.row, nullptr, nullptr, p.k.row, 0};
+            struct code_rows<false> rows = {
+                p.k.at + at *p.k.row, nullptr, nullptr, p.k.row, 0
+            };
             stage_any<D, D, KEYS>(p.k, rows, to, p0, o.kv_head, 0, seen);
             rows.ring = p.v.at + at * p.v.row, rows.stride = p.v.row;
             stage_any<D, D, KEYS>(p.v, rows, to + (unsigned)p.values_at, p0, o.kv_head, 0, seen);
@@ -267,8 +270,8 @@ DEV void make(const struct codes_args &p, const struct work &o, const struct spa
 
 /* ---- queries ---- */
 
-/* A warp's tile of queries, as code_queries makes them, as a quarter of the group's rows; columns in the order
- * of keys. units: their 16. */
+/* A warp's tile of queries, as code_queries makes them, as a quarter of the group's rows; columns in the
+ * order of keys. units: their 16. */
 DEV void queries(const struct codes_args &p, uint8_t *to, float *units, int tile, int kv_head)
 {
     constexpr int N = 4, W = D / 32; /* rows at a time */
@@ -298,7 +301,8 @@ DEV void queries(const struct codes_args &p, uint8_t *to, float *units, int tile
             e = top == INFINITY || e < -100 ? 0 : e > 126 ? 126 : e;
             const float down = __int_as_float((127 - e) << 23);
             if (lane == 0)
-                units[r0 + i] = __fmul_rn(__fmul_rn(a.scale, 0x1.715476p+0f), __int_as_float((127 + e) << 23));
+                units[r0 + i] =
+                    __fmul_rn(__fmul_rn(a.scale, 0x1.715476p+0f), __int_as_float((127 + e) << 23));
 #pragma unroll
             for (int j = 0; j < W; j++) {
                 const int at = j % 2 * 32 + col;
@@ -381,7 +385,8 @@ struct chain_sum {
 };
 
 /* A tile's record; and its results into it. add: to what is there (last: what is there comes last). */
-DEV void put(const struct codes_args &p, const chain_sum &s, int tile, int kv_head, int slot, bool add, bool last)
+DEV void put(const struct codes_args &p, const chain_sum &s, int tile, int kv_head, int slot, bool add,
+             bool last)
 {
     const attn &a = p.a;
     const int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
@@ -403,8 +408,10 @@ DEV void put(const struct codes_args &p, const chain_sum &s, int tile, int kv_he
             float2 z = make_float2(s.acc[t][2 * half], s.acc[t][2 * half + 1]);
             if (add) {
                 const float2 y = *(const float2 *)(dst + 8 * t);
-                z = last ? make_float2(__fmaf_rn(h, y.x, __fmul_rn(z.x, f)), __fmaf_rn(h, y.y, __fmul_rn(z.y, f)))
-                         : make_float2(__fmaf_rn(h, z.x, __fmul_rn(y.x, f)), __fmaf_rn(h, z.y, __fmul_rn(y.y, f)));
+                z = last ? make_float2(__fmaf_rn(h, y.x, __fmul_rn(z.x, f)),
+                                       __fmaf_rn(h, y.y, __fmul_rn(z.y, f)))
+                         : make_float2(__fmaf_rn(h, z.x, __fmul_rn(y.x, f)),
+                                       __fmaf_rn(h, z.y, __fmul_rn(y.y, f)));
             }
             *(float2 *)(dst + 8 * t) = z;
         }
@@ -449,7 +456,8 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
     const int g = lane / 4, own = o.tile + (both ? group * TILES : 0), tile = own + w % 4; /* the warp's */
-    const struct span mine = visible_any(a, own, TILES, pos0, bound), full = visible_all(a, tile, pos0, bound),
+    const struct span mine = visible_any(a, own, TILES, pos0, bound),
+                      full = visible_all(a, tile, pos0, bound),
                       v0 = visible_at(a, tile * TILE + g, pos0, bound),
                       v1 = visible_at(a, tile * TILE + g + 8, pos0, bound);
     const int node0 = ATTN_CODES_NODE(a.window, mine.lo),
@@ -475,7 +483,8 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
         for (int pass = 0; pass < (both ? 2 : 1); pass++) {
             sums[0].clear(), sums[1].clear();
 #pragma unroll 1
-            for (int item = both ? of.from + ((of.from ^ pass) & 1) : of.from; item < of.to; item += both ? 2 : 1) {
+            for (int item = both ? of.from + ((of.from ^ pass) & 1) : of.from; item < of.to;
+                 item += both ? 2 : 1) {
                 if (!both && (item & 1) != group) { /* the other's */
                     at.next();
                     continue;
@@ -487,7 +496,8 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
                 uint32_t weights[2][2][4];
                 const uint64_t k = matrix_at(part, 16), v = matrix_at(part + PART, HALF);
                 uint64_t q_now = q;
-                asm volatile("" : "+l"(q_now)); /* or what follows from it is kept in registers there are not */
+                asm volatile(""
+                             : "+l"(q_now)); /* or what follows from it is kept in registers there are not */
                 bar_wait(filled, at.phase);
                 products_begin();
 #pragma unroll
@@ -540,8 +550,8 @@ int attn_far_codes_open(struct cuda_backend *be)
 {
     if (be->cc < 90 || be->generic || be->smem_block < far_codes::BYTES) return 0;
     return cuda_check(be, "attention",
-                      cudaFuncSetAttribute(far_codes::attn_far_codes, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           be->smem_block));
+                      cudaFuncSetAttribute(far_codes::attn_far_codes,
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize, be->smem_block));
 }
 int attn_far_codes_launch(struct cuda_backend *be, const struct codes_args *p, const struct attn_plan *plan)
 {

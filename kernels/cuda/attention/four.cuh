@@ -1,7 +1,7 @@
-/* four.cuh - products of four warps (wgmma, compute capability 9.0; nothing elsewhere): 64 rows of queries or weights
- * by keys or values that stand in shared memory as boxes of 64 columns, whose 16-byte pieces are turned by the
- * row (chain/map.cu). A chain of them has the bits of the chain of mma m16n8k16 of the same operands in the
- * same order. */
+/* four.cuh - products of four warps (wgmma, compute capability 9.0; nothing elsewhere): 64 rows of queries or
+ * weights by keys or values that stand in shared memory as boxes of 64 columns, whose 16-byte pieces are
+ * turned by the row (chain/map.cu). A chain of them has the bits of the chain of mma m16n8k16 of the same
+ * operands in the same order. */
 #ifndef DFLASH_CUDA_ATTENTION_FOUR_CUH
 #define DFLASH_CUDA_ATTENTION_FOUR_CUH
 
@@ -50,8 +50,8 @@ DEV void box(uint32_t to, const chain_map *map, int column, int head, int row, u
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define RESULTS                                                                                              \
     RESULTS_64 ", "                                                                                          \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "            \
+               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define FOUR(x, i) "+f"(x[i][0]), "+f"(x[i][1]), "+f"(x[i][2]), "+f"(x[i][3])
 #define ALL_64(x)                                                                                            \
     FOUR(x, 0), FOUR(x, 1), FOUR(x, 2), FOUR(x, 3), FOUR(x, 4), FOUR(x, 5), FOUR(x, 6), FOUR(x, 7)

@@ -197,8 +197,8 @@ static float *run_kv(struct kn_backend *be, const struct kv_case *c, struct kn_k
 static bool right_form(const struct kv_case *c, struct kn_kv_types t, const struct forms *before)
 {
     const bool odd = t.k == KN_BF16 || t.v == KN_F32 || c->d == 96;
-    const bool far = c->n > 1 && c->d == 128 && (c->window ? c->window : c->cap) > 2560 && cuda_is_early(gpu) &&
-                     kn_kv_coded(t.k) && kn_kv_coded(t.v);
+    const bool far = c->n > 1 && c->d == 128 && (c->window ? c->window : c->cap) > 2560 &&
+                     cuda_is_early(gpu) && kn_kv_coded(t.k) && kn_kv_coded(t.v);
     const enum cuda_form form = odd         ? CUDA_ATTN_ANY
                                 : c->n > 64 ? CUDA_ATTN_PREFILL
                                 : far       ? CUDA_ATTN_FAR_CODES
@@ -233,7 +233,8 @@ static void check_one(const struct kv_case *c, struct kn_kv_types type, uint64_t
     float *promised = run_kv(gpu, c, type, &a, c->n);
     kn_bound(gpu, 0);
     bool bound = !memcmp(promised, got, bytes);
-    for (int far = 1; far <= 2 && c->n <= 64 && bound; far++) { /* never by attn_far_codes, wherever it can be */
+    for (int far = 1; far <= 2 && c->n <= 64 && bound;
+         far++) { /* never by attn_far_codes, wherever it can be */
         cuda_attention_tuning.far = far;
         kn_bound(gpu, far == 2 ? c->last + 1 : 0);
         float *cut = run_kv(gpu, c, type, &a, c->n);
@@ -254,7 +255,8 @@ static void check_one(const struct kv_case *c, struct kn_kv_types type, uint64_t
     if (other >= 0) snprintf(why, sizeof why, ", other bits in groups of %d rows", other);
     verdict(worst <= tol && other < 0 && bound && taken, "attention of %s, %s: %s: error %.2g of %.2g%s%s%s",
             kn_kv_name(type.k), kn_kv_name(type.v), c->name, worst, tol, why,
-            bound ? "" : ", other bits with a bound, or by another form", taken ? "" : ", not by the form that it is for");
+            bound ? "" : ", other bits with a bound, or by another form",
+            taken ? "" : ", not by the form that it is for");
     free(want), free(got), free(promised);
     free_data(&a);
 }
