@@ -10,7 +10,7 @@ struct cuda_attention_tuning cuda_attention_tuning;
 #define BUDGET (256u << 20) /* bytes of partial results of nodes beyond which tiles are launched in turns */
 #define PLACES_KEYS 2048    /* keys that attn_places is for */
 #define LEAF_BUDGET (32u << 20)  /* of leaves beyond which nodes are taken */
-#define CODES_BUDGET (64u << 20) /* of nodes of quantised caches beyond which tiles are launched in turns */
+#define CODES_BUDGET (96u << 20) /* of nodes of quantised caches beyond which tiles are launched in turns */
 #define LEAF_NODES 32            /* nodes up to which partial results may be those of leaves */
 #define FAR_NODES 4              /* nodes beyond which attn_far wins over attn_step */
 #define FOLD_ROWS 16             /* rows up to which forms with a merge, or clusters, do rope_store's work */
@@ -368,6 +368,10 @@ static bool plan_step(const struct cuda_device *dev, const struct attn_call *c, 
 }
 
 #define FAR_TILES 4 /* of a group of rows; a block has two groups, or a group twice */
+static int32_t far_groups(int32_t n, int32_t n_rep)
+{
+    return (attn_tiles(n, n_rep) + FAR_TILES - 1) / FAR_TILES;
+}
 /* Blocks, one at least for each of so many pairs of groups and kv head. */
 static int32_t far_blocks(const struct cuda_device *dev, const struct attn_call *c, int32_t pairs)
 {
@@ -378,7 +382,7 @@ static bool plan_far(const struct cuda_device *dev, const struct attn_call *c, s
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
     const bool cut = t->tiles || t->unit || t->slots || t->spread; /* as only attn_step can be */
-    const int32_t nodes = units_of(c, ATTN_NODE), groups = (call_tiles(c) + FAR_TILES - 1) / FAR_TILES;
+    const int32_t nodes = units_of(c, ATTN_NODE), groups = far_groups(c->n, c->n_head / c->n_kv);
     if (t->far == 1 || !c->maps || !takes(ATTN_FAR, dev, c) || ATTN_FAR_BYTES > dev->smem_block ||
         (t->far != 2 && (cut || nodes <= FAR_NODES)))
         return false;
@@ -484,7 +488,7 @@ static bool plan_far_codes(const struct cuda_device *dev, const struct attn_call
                          (attn_codes_leaf_bytes(c->d, c->d, c->k_type) +
                           attn_codes_leaf_bytes(c->d, c->d, c->v_type)),
                   stages = ((int32_t)dev->smem_block - ATTN_FAR_CODES_BYTES) / item,
-                  groups = (call_tiles(c) + FAR_TILES - 1) / FAR_TILES;
+                  groups = far_groups(c->n, c->n_head / c->n_kv);
     if (stages < 2) return false;
     memset(p, 0, sizeof *p);
     p->form = ATTN_FAR_CODES;
@@ -603,9 +607,11 @@ size_t attn_scratch(int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t w
         const int32_t rows = n < ATTN_FEW ? n : ATTN_FEW, n_rep = n_head / kv->n_head_kv,
                       step = tree_step(n_rep), few = rows < step ? rows : step,
                       nodes = attn_codes_nodes(kn_kv_positions(kv), rows, window, false, 0);
+        const int32_t in_turn = tree_tiles(few, n_rep, d), at_once = tree_tiles(rows, n_rep, d),
+                      group = rows > 1 && d == attn_table[ATTN_FAR_CODES].heads[0] ? FAR_TILES : 1;
         const size_t tile = codes_group_bytes(d, kv->n_head_kv, 1, nodes),
-                     all = tile * (size_t)tree_tiles(rows, n_rep, d),
-                     least = tile * (size_t)tree_tiles(few, n_rep, d);
+                     all = tile * (size_t)((at_once + group - 1) / group * group),
+                     least = tile * (size_t)(in_turn > group ? in_turn : group);
         return all < CODES_BUDGET ? all : least > CODES_BUDGET ? least : CODES_BUDGET;
     }
     if (!attn_form_takes(ATTN_STEP, &any, d, 1, kv->type.k, kv->type.v)) return 0;
