@@ -108,6 +108,23 @@ template <bool BF16> DEV void weigh_128(float acc[16][4], const uint32_t p[4], u
 #endif
 }
 
+/* 64 columns. */
+template <bool BF16> DEV void weigh_64(float acc[8][4], const uint32_t p[4], uint64_t v, int more)
+{
+#if __CUDA_ARCH__ >= 900
+#define WEIGH_64(TYPE)                                                                                       \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                                \
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" RESULTS_64                 \
+                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"                                              \
+                 : ALL_64(acc)                                                                               \
+                 : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v), "r"(more))
+    if (BF16)
+        WEIGH_64("bf16");
+    else
+        WEIGH_64("f16");
+#endif
+}
+
 /* What reads x below stands below. */
 DEV void settle_128(float x[16][4])
 {

@@ -352,8 +352,8 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
 
 static bool maps_of(const struct attn *a, struct chain_map *mk, struct chain_map *mv)
 {
-    return kv_map(mk, a->k, a->type, a->n_kv, a->where, group::KEYS) &&
-           kv_map(mv, a->v, a->type, a->n_kv, a->where, group::KEYS);
+    return kv_map(mk, a->k, a->type, a->n_kv, group::D, a->where, group::KEYS) &&
+           kv_map(mv, a->v, a->type, a->n_kv, group::D, a->where, group::KEYS);
 }
 bool attn_group_takes(const struct cuda_backend *be, const struct attn *a)
 {
@@ -380,8 +380,8 @@ int attn_group_launch(struct cuda_backend *be, const struct attn *a)
 int attn_group_sparse(struct cuda_backend *be, const struct attn *a, const struct sparse_lists *lists)
 {
     struct group::sparse more = {*lists, {}, {}};
-    if (!kv_map(&more.mk, (void *)lists->mk, a->type, a->n_kv, lists->means, group::KEYS) ||
-        !kv_map(&more.mv, (void *)lists->mv, a->type, a->n_kv, lists->means, group::KEYS))
+    if (!kv_map(&more.mk, (void *)lists->mk, a->type, a->n_kv, group::D, lists->means, group::KEYS) ||
+        !kv_map(&more.mv, (void *)lists->mv, a->type, a->n_kv, group::D, lists->means, group::KEYS))
         return cuda_check(be, "attention", cudaErrorUnknown);
     return launch(be, a, more);
 }
