@@ -418,6 +418,7 @@ DEV void put(const struct codes_args &p, const chain_sum &s, int tile, int kv_he
         __syncwarp(15u << (threadIdx.x & 28)); /* the row's lanes have read */
         if (c == 0) record[r] = top, record[TILE + r] = sum;
     }
+    __syncwarp();
 }
 
 /* ---- the kernel ---- */
