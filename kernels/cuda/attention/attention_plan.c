@@ -26,7 +26,8 @@ const struct attn_takes attn_table[ATTN_FORMS] = {
     [ATTN_STEP] = {.name = "step", .heads = {64, 128, 256, 512}, .halves = true},
     [ATTN_STREAM] =
         {.name = "stream", .heads = {64, 128, 256}, .to = ATTN_STREAM_ROWS, .halves = true, .early = true},
-    [ATTN_FAR] = {.name = "far", .heads = {128, 256}, .from = 2, .to = ATTN_FEW, .halves = true, .early = true},
+    [ATTN_FAR] =
+        {.name = "far", .heads = {128, 256}, .from = 2, .to = ATTN_FEW, .halves = true, .early = true},
     [ATTN_CLUSTERS] = {.name = "clusters", .heads = {64, 128, 256, 512}, .halves = true, .early = true},
     [ATTN_PLACES] = {.name = "places", .heads = {128, 256}, .to = ATTN_FEW, .halves = true, .early = true},
     [ATTN_COLUMNS] = {.name = "columns", .heads = {512}, .to = FOLD_ROWS, .halves = true, .early = true},

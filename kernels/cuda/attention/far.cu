@@ -259,19 +259,19 @@ DEV void put(const attn &a, const float node[D / 8][4], const float top[2], cons
 
 /* Scores of a leaf's 64 keys, in x: 128 columns a place of the ring, from p on, which is then left. */
 template <int D, bool BF16>
-DEV void scores_of_leaf(float x[8][4], uint64_t q, uint32_t ring, uint64_t *full, uint64_t *empty,
+DEV void scores_of_leaf(float x[8][4], uint32_t q, uint32_t ring, uint64_t *full, uint64_t *empty,
                         struct place &p, uint32_t stages)
 {
     const int lane = threadIdx.x % 32;
     float low[8][4];
 #pragma unroll
     for (int i = 0; i < shape<D>::PARTS; i++) {
-        const uint64_t k = matrix_at(ring + p.at * PART, 16), q_now = q + (uint64_t)(i * PART >> 4);
+        const uint32_t k = matrix_at(ring + p.at * PART, 16), q_now = q + (uint32_t)(i * PART >> 4);
         bar_wait(full + p.at, p.phase);
         products_begin();
 #pragma unroll
         for (int s = 0; s < 8; s++) {
-            const uint64_t off = (uint64_t)((s / 4 * HALF + s % 4 * 32) >> 4);
+            const uint32_t off = (uint32_t)((s / 4 * HALF + s % 4 * 32) >> 4);
             score_64<BF16>(x, q_now + off, k + off, i + s);
             score_64<BF16>(low, q_now + off + (shape<D>::LOW >> 4), k + off, i + s);
         }
@@ -289,7 +289,7 @@ DEV void scores_of_leaf(float x[8][4], uint64_t q, uint32_t ring, uint64_t *full
 
 /* node += what a leaf's weights make of PASS columns of its values, at v. bad0, bad1: the row gets none. */
 template <int PASS, bool BF16>
-DEV void weigh_leaf(float node[PASS / 8][4], const uint32_t weights[4][2][4], uint64_t v,
+DEV void weigh_leaf(float node[PASS / 8][4], const uint32_t weights[4][2][4], uint32_t v,
                     const struct leaf_factors &f, bool bad0, bool bad1)
 {
     float acc[PASS / 8][4];
@@ -299,9 +299,9 @@ DEV void weigh_leaf(float node[PASS / 8][4], const uint32_t weights[4][2][4], ui
 #pragma unroll
         for (int i = 0; i < 2; i++)
             if constexpr (PASS == 128)
-                weigh_128<BF16>(acc, weights[s][i], v + (uint64_t)(s * 16 * 128 >> 4), s + i);
+                weigh_128<BF16>(acc, weights[s][i], v + (uint32_t)(s * 16 * 128 >> 4), s + i);
             else
-                weigh_64<BF16>(acc, weights[s][i], v + (uint64_t)(s * 16 * 128 >> 4), s + i);
+                weigh_64<BF16>(acc, weights[s][i], v + (uint32_t)(s * 16 * 128 >> 4), s + i);
     products_end();
     if constexpr (PASS == 128)
         settle_128(acc);
@@ -374,7 +374,7 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
     shared_fence();
     asm volatile("bar.sync %0, 128;" ::"r"(3 + group) : "memory");
     const float unit[2] = {units_at[g], units_at[g + 8]};
-    const uint64_t q = matrix_at(shared_at(q_at), 16);
+    const uint32_t q = matrix_at(shared_at(q_at), 16);
 
     float node[D / 8][4], node_top[2], node_sum[2];
     const auto begin_node = [&] {
@@ -394,8 +394,8 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
             const int p0 = leaf * LEAF;
             float x[8][4], top[2], sum[2];
             uint32_t weights[4][2][4];
-            uint64_t q_now = q;
-            asm volatile("" : "+l"(q_now)); /* or what follows from it is kept in registers there are not */
+            uint32_t q_now = q;
+            asm volatile("" : "+r"(q_now)); /* or what follows from it is kept in registers there are not */
             scores_of_leaf<D, BF16>(x, q_now, ring, full, empty, p, stages);
             if (p0 < full_mine.lo || p0 + LEAF > full_mine.hi)
                 mask_scores<8>(x, top, unit, true, p0, v0, v1);

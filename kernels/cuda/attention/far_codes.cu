@@ -348,10 +348,10 @@ struct chain_sum {
             odd[half] = __fadd_rn(odd[half], all[1]);
         }
     }
-    __device__ __forceinline__ void weigh(const uint32_t p[2][4], uint64_t v)
+    __device__ __forceinline__ void weigh(const uint32_t p[2][4], uint32_t v)
     {
         weigh_128<false>(acc, p[0], v, 1);
-        weigh_128<false>(acc, p[1], v + (uint64_t)(16 * 128 >> 4), 1);
+        weigh_128<false>(acc, p[1], v + (uint32_t)(16 * 128 >> 4), 1);
     }
     __device__ __forceinline__ void spoil(uint32_t bad0, uint32_t bad1)
     {
@@ -470,7 +470,7 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
     shared_fence();
     asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
     const float unit[2] = {units_at[g], units_at[g + 8]};
-    const uint64_t q = matrix_at(shared_at(q_at), 16);
+    const uint32_t q = matrix_at(shared_at(q_at), 16);
 
     struct deal nodes;
     nodes.open(a, seen, o.rank, o.ranks);
@@ -495,15 +495,15 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
                 const uint32_t part = shared_at(base) + AT_HALVES + at.at * 2 * PART;
                 float x[8][4];
                 uint32_t weights[2][2][4];
-                const uint64_t k = matrix_at(part, 16), v = matrix_at(part + PART, HALF);
-                uint64_t q_now = q;
+                const uint32_t k = matrix_at(part, 16), v = matrix_at(part + PART, HALF);
+                uint32_t q_now = q;
                 asm volatile(""
-                             : "+l"(q_now)); /* or what follows from it is kept in registers there are not */
+                             : "+r"(q_now)); /* or what follows from it is kept in registers there are not */
                 bar_wait(filled, at.phase);
                 products_begin();
 #pragma unroll
                 for (int s = 0; s < 8; s++) {
-                    const uint64_t off = (uint64_t)((s / 4 * HALF + s % 4 * 32) >> 4);
+                    const uint32_t off = (uint32_t)((s / 4 * HALF + s % 4 * 32) >> 4);
                     score_64<false>(x, q_now + off, k + off, s);
                 }
                 products_end();
@@ -520,7 +520,7 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
                 }
                 products_begin();
                 sums[0].weigh(weights[0], v);
-                sums[1].weigh(weights[1], v + (uint64_t)(LEAF * 128 >> 4));
+                sums[1].weigh(weights[1], v + (uint32_t)(LEAF * 128 >> 4));
                 products_end();
                 settle_128(sums[0].acc);
                 settle_128(sums[1].acc);

@@ -14,12 +14,13 @@
 namespace four
 {
 /* Of a matrix in shared memory with rows of 128 bytes, turned: where it begins; bytes from 64 columns to the
- * next (where columns are what is multiplied over: nothing). */
-DEV uint64_t matrix_at(uint32_t at, uint32_t apart)
+ * next (where columns are what is multiplied over: nothing). The lower word of what a product wants, the
+ * upper one is always that of 1,024 bytes from 8 rows to the next. */
+DEV uint32_t matrix_at(uint32_t at, uint32_t apart)
 {
-    return (uint64_t)(at >> 4 & 0x3fff) | (uint64_t)(apart >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
-           (uint64_t)1 << 62;
+    return (at >> 4 & 0x3fff) | (apart >> 4) << 16;
 }
+#define MATRIX(NAME, LOWER) ".reg .b64 " NAME ";\nmov.b64 " NAME ", {" LOWER ", 0x40000040};\n"
 DEV void products_begin()
 {
 #if __CUDA_ARCH__ >= 900
@@ -60,15 +61,15 @@ DEV void box(uint32_t to, const chain_map *map, int column, int head, int row, u
         FOUR(x, 15)
 
 /* x[64, 128] = q k, or += : 16 columns of both. */
-template <bool BF16> DEV void score_128(float x[16][4], uint64_t q, uint64_t k, int more)
+template <bool BF16> DEV void score_128(float x[16][4], uint32_t q, uint32_t k, int more)
 {
 #if __CUDA_ARCH__ >= 900
 #define SCORES(TYPE)                                                                                         \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                \
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" RESULTS                   \
-                 "}, %64, %65, p, 1, 1, 0, 0;\n}"                                                            \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n" MATRIX("a", "%64")                             \
+                     MATRIX("b", "%65") "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE         \
+                                        " {" RESULTS "}, a, b, p, 1, 1, 0, 0;\n}"                            \
                  : ALL(x)                                                                                    \
-                 : "l"(q), "l"(k), "r"(more))
+                 : "r"(q), "r"(k), "r"(more))
     if (BF16)
         SCORES("bf16");
     else
@@ -76,15 +77,15 @@ template <bool BF16> DEV void score_128(float x[16][4], uint64_t q, uint64_t k, 
 #endif
 }
 /* x[64, 64]. */
-template <bool BF16> DEV void score_64(float x[8][4], uint64_t q, uint64_t k, int more)
+template <bool BF16> DEV void score_64(float x[8][4], uint32_t q, uint32_t k, int more)
 {
 #if __CUDA_ARCH__ >= 900
 #define SCORES_64(TYPE)                                                                                      \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                                \
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" RESULTS_64                 \
-                 "}, %32, %33, p, 1, 1, 0, 0;\n}"                                                            \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n" MATRIX("a", "%32")                             \
+                     MATRIX("b", "%33") "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE          \
+                                        " {" RESULTS_64 "}, a, b, p, 1, 1, 0, 0;\n}"                         \
                  : ALL_64(x)                                                                                 \
-                 : "l"(q), "l"(k), "r"(more))
+                 : "r"(q), "r"(k), "r"(more))
     if (BF16)
         SCORES_64("bf16");
     else
@@ -92,15 +93,15 @@ template <bool BF16> DEV void score_64(float x[8][4], uint64_t q, uint64_t k, in
 #endif
 }
 /* acc[64, 128] = p v over 16 keys, or +=. */
-template <bool BF16> DEV void weigh_128(float acc[16][4], const uint32_t p[4], uint64_t v, int more)
+template <bool BF16> DEV void weigh_128(float acc[16][4], const uint32_t p[4], uint32_t v, int more)
 {
 #if __CUDA_ARCH__ >= 900
 #define WEIGH(TYPE)                                                                                          \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                                                \
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" RESULTS                   \
-                 "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"                                              \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n" MATRIX(                                        \
+                     "b", "%68") "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" RESULTS   \
+                                 "}, {%64, %65, %66, %67}, b, p, 1, 1, 1;\n}"                                \
                  : ALL(acc)                                                                                  \
-                 : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v), "r"(more))
+                 : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "r"(v), "r"(more))
     if (BF16)
         WEIGH("bf16");
     else
@@ -109,15 +110,15 @@ template <bool BF16> DEV void weigh_128(float acc[16][4], const uint32_t p[4], u
 }
 
 /* 64 columns. */
-template <bool BF16> DEV void weigh_64(float acc[8][4], const uint32_t p[4], uint64_t v, int more)
+template <bool BF16> DEV void weigh_64(float acc[8][4], const uint32_t p[4], uint32_t v, int more)
 {
 #if __CUDA_ARCH__ >= 900
 #define WEIGH_64(TYPE)                                                                                       \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                                \
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" RESULTS_64                 \
-                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"                                              \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n" MATRIX(                                        \
+                     "b", "%36") "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" RESULTS_64 \
+                                 "}, {%32, %33, %34, %35}, b, p, 1, 1, 1;\n}"                                \
                  : ALL_64(acc)                                                                               \
-                 : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v), "r"(more))
+                 : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "r"(v), "r"(more))
     if (BF16)
         WEIGH_64("bf16");
     else

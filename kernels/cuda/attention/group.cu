@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
     shared_fence();
     asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
     const float unit[2] = {units[16 * w + g], units[16 * w + g + 8]};
-    const uint64_t q = matrix_at(shared_at(base) + (uint32_t)(group * 2 * QUERIES), 16);
+    const uint32_t q = matrix_at(shared_at(base) + (uint32_t)(group * 2 * QUERIES), 16);
 
     float acc[16][4], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -309,12 +309,12 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
         uint32_t p[8][4];
         bar_wait(at, phase);
         if (!skips) {
-            const uint64_t km = matrix_at(k, 16);
+            const uint32_t km = matrix_at(k, 16);
             products_begin();
 #pragma unroll
             for (int s = 0; s < 8; s++)
-                score_128<BF16>(x, q + (uint64_t)((s / 4 * QUERIES + s % 4 * 32) >> 4),
-                                km + (uint64_t)((s / 4 * HALF + s % 4 * 32) >> 4), s);
+                score_128<BF16>(x, q + (uint32_t)((s / 4 * QUERIES + s % 4 * 32) >> 4),
+                                km + (uint32_t)((s / 4 * HALF + s % 4 * 32) >> 4), s);
             products_end();
             settle_128(x);
         }
@@ -336,10 +336,10 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
             clean<BF16>(values);
         }
         if (!skips) {
-            const uint64_t vm = matrix_at(v, HALF);
+            const uint32_t vm = matrix_at(v, HALF);
             products_begin();
 #pragma unroll
-            for (int s = 0; s < 8; s++) weigh_128<BF16>(acc, p[s], vm + (uint64_t)(s * 16 * 128 >> 4), 1);
+            for (int s = 0; s < 8; s++) weigh_128<BF16>(acc, p[s], vm + (uint32_t)(s * 16 * 128 >> 4), 1);
             products_end();
             settle_128(acc);
         }
