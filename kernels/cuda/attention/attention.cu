@@ -291,8 +291,9 @@ static attn_fn turns_kernel(const struct attn *p, const struct attn_plan *plan)
 /* As many tiles at once as the scratch has room for. */
 static int launch_turns(struct cuda_backend *be, struct attn *p, const struct attn_plan *plan)
 {
-    const attn_fn f = turns_kernel(p, plan);
-    const bool step = plan->form == ATTN_STEP || plan->form == ATTN_STREAM;
+    const bool far = plan->form == ATTN_FAR,
+               step = far || plan->form == ATTN_STEP || plan->form == ATTN_STREAM;
+    const attn_fn f = far ? NULL : turns_kernel(p, plan);
     int rc = 0;
     p->part = step ? (float *)be->scratch_rows : be->attn_places;
     p->tiles = plan->tiles, p->stages = plan->stages;
@@ -307,8 +308,9 @@ static int launch_turns(struct cuda_backend *be, struct attn *p, const struct at
         const dim3 grid = plan->form == ATTN_COLUMNS
                               ? dim3((unsigned)plan->blocks)
                               : dim3((unsigned)groups, (unsigned)p->n_kv, (unsigned)plan->blocks);
-        rc = cuda_check(be, "attention",
-                        cuda_launch(be, f, grid, dim3((unsigned)(32 * plan->warps)), plan->smem, *p));
+        rc = far ? attn_far_launch(be, p, plan->blocks)
+                 : cuda_check(be, "attention",
+                              cuda_launch(be, f, grid, dim3((unsigned)(32 * plan->warps)), plan->smem, *p));
         if (p->fold) cuda_ring_written(be, p->k);
         p->early = false; /* what comes next writes where this one reads */
         if ((plan->slots > 1 || p->sinks) && step && rc == 0) rc = launch_sum(be, p);
@@ -335,8 +337,8 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
     else if (s && (rc = cuda_rope_store((struct kn_backend *)be, s)))
         return rc;
     if (plan->turn < 1 && plan->form != ATTN_CLUSTERS && plan->form != ATTN_ANY) return no_room(be, a, p);
-    if (plan->form == ATTN_CODES) return attn_codes_launch(be, a, &p, plan);
-    p.early = p.known = reads_early(be, a, !p.fold);
+    p.early = p.known = plan->form != ATTN_CODES && reads_early(be, a, !p.fold);
+    if (plan->form == ATTN_CODES || plan->form == ATTN_FAR_CODES) return attn_codes_launch(be, a, &p, plan);
     if (plan->form == ATTN_COLUMNS) {
         unsigned char *queries = (unsigned char *)be->attn_places + ATTN_PLACES_BYTES;
         if ((rc = attn_rows_launch(be, s, &p, queries))) return rc;
@@ -434,7 +436,7 @@ static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const 
     c.held = kn_kv_positions(kv), c.bound = be->head.kv_bound, c.k_type = kv->type.k, c.v_type = kv->type.v;
     c.gated = a->gate != NULL, c.stores = s != NULL, c.sinks = a->sinks != NULL;
     c.folds = s && attn_can_fold(a->n, kv->head_dim, s->n_rot, s->interleaved);
-    c.maps = a->n > FEW && attn_group_takes(be, &p);
+    c.maps = a->n > FEW ? attn_group_takes(be, &p) : a->n > 1 && attn_far_takes(be, &p);
     c.scratch_bytes = be->scratch_rows_bytes;
     c.whole = a->sparse != NULL;
     const struct attn_plan plan = attn_plan_of(&dev, &be->attn, &c);
