@@ -157,12 +157,6 @@ void cli_distinct_outputs(const struct cli *c, const struct cli_output *o, int n
                                 strcmp(o[k].path, "-") ? o[k].path : "stdout");
 }
 
-bool cli_same_file(const char *a, const char *b)
-{
-    struct stat x, y;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
 void cli_check_text(const struct cli *c, const char *flag, const char *text)
 {
     char shown[64];

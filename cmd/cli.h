@@ -90,8 +90,6 @@ struct cli_output {
     const char *flag, *path;
 };
 void cli_distinct_outputs(const struct cli *c, const struct cli_output *o, int n);
-/* Are both there, and one file, by whatever names? */
-bool cli_same_file(const char *a, const char *b);
 /* A flag's text that goes into a file (NULL: not given): a usage error unless it is UTF-8 without control
  * characters, which other readers of the file would stumble over. */
 void cli_check_text(const struct cli *c, const char *flag, const char *text);

@@ -341,6 +341,12 @@ bool io_path_waits(const char *path)
                              : io_waits(STDIN_FILENO);
 }
 
+bool io_same_file(const char *a, const char *b)
+{
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
 bool io_holds_data(int fd)
 {
     struct stat st;

@@ -20,7 +20,7 @@
 /* Word `at` of the table, bytes: of a device that at CHAIN_GRID_AT in shared memory, known when it is
  * compiled, for any other place would be an addition. page: of the host. */
 #define GRID_SHARED 1024 /* where a block's own shared memory begins: what is before is the system's */
-MM_HD uint32_t grid_load(const uint8_t *page, uint32_t at)
+MM_HD uint32_t grid_load_word(const uint8_t *page, uint32_t at)
 {
 #ifdef __CUDA_ARCH__
     uint32_t v;
@@ -168,7 +168,7 @@ template <uint32_t TYPE> struct grid_words {
                 if (unit::planes > 1) at = grid_choice(grid_turned(high[hi], place - hi), 3 * bit, at);
                 if (unit::planes > 2) at = grid_choice(grid_turned(high[2], place), 4 * bit, at);
                 if (!lines) at = at * block + mine;
-                const uint32_t word = grid_load(table, at), some = hi ? signs >> 16 : signs;
+                const uint32_t word = grid_load_word(table, at), some = hi ? signs >> 16 : signs;
                 if (unit::one) {
                     const uint32_t w = TYPE == KN_IQ1_M ? sign[0] << (31 - place) : sign[hi] << (28 - 4 * j);
                     a[2 * s + hi] = word;
