@@ -219,6 +219,11 @@ bench-ops: $(BUILD)/bench/bench_ops
 bench-mm: $(BUILD)/bench/bench_mm
 	$(BUILD)/bench/bench_mm
 
+# Plans in made-up worlds: docs/speed/plans.md.
+.PHONY: bench-plans
+bench-plans: $(BUILD)/bench/bench_plans
+	$(BUILD)/bench/bench_plans
+
 # The float64 reference (test/reference) and the trained pair in every weight type the tests use.
 $(BUILD)/test/oracle: test/reference/oracle_main.c test/reference/oracle.c test/reference/oracle.h $(LIB)
 	@mkdir -p $(@D)

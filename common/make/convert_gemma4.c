@@ -293,8 +293,17 @@ static int check_full(struct conv *c, const struct said *s, struct err *e)
     return 0;
 }
 
-/* The sliding layers go through the common checks; c->head_dim ends as that of full layers, which the keys
- * without a suffix are of. */
+/* What keys say once the heads are known: c->head_dim is that of full layers, which the keys without a suffix
+ * are of; key heads a layer. */
+static void say_heads(struct conv *c)
+{
+    c->head_dim = (int32_t)c->dim[DIM_HEAD_FULL];
+    for (int32_t i = 0; i < c->n_layer; i++)
+        c->layer_kv[i] =
+            c->kind[i] & FULL ? (int32_t)(c->dim[DIM_KV_FULL] / c->dim[DIM_HEAD_FULL]) : c->n_head_kv;
+}
+
+/* The sliding layers go through the common checks. */
 static int heads(struct conv *c, struct err *e)
 {
     struct said s;
@@ -307,10 +316,7 @@ static int heads(struct conv *c, struct err *e)
             "%s: %s: gate and up are not both of the experts' width (expected %lld rows, got %lld)", c->label,
             c->dim_from[DIM_FFX2], (long long)(2 * c->dim[DIM_FFX]), (long long)c->dim[DIM_FFX2]);
     if (conv_heads(c, e) || check_full(c, &s, e)) return -1;
-    c->head_dim = (int32_t)c->dim[DIM_HEAD_FULL];
-    for (int32_t i = 0; i < c->n_layer; i++)
-        c->layer_kv[i] =
-            c->kind[i] & FULL ? (int32_t)(c->dim[DIM_KV_FULL] / c->dim[DIM_HEAD_FULL]) : c->n_head_kv;
+    say_heads(c);
     return 0;
 }
 
@@ -509,7 +515,8 @@ static int clusters(struct conv *c, struct err *e)
     return 0;
 }
 
-/* Key heads are the target's: config.json's number of them is a witness of nothing here. */
+/* Key heads are the target's: config.json's number of them is a witness of nothing here. Written a layer, as
+ * of the target: llama.cpp looks at the target's caches with them. */
 static int assistant_heads(struct conv *c, struct err *e)
 {
     struct said s;
@@ -531,7 +538,7 @@ static int assistant_heads(struct conv *c, struct err *e)
     conv_set_dim(c, DIM_KV, s.kv[0] * c->dim[DIM_HEAD], "num_key_value_heads x head size");
     conv_set_dim(c, DIM_KV_FULL, s.kv[1] * c->dim[DIM_HEAD_FULL], "key heads of full layers x head size");
     if (conv_heads(c, e) || check_full(c, &s, e)) return -1;
-    c->head_dim = (int32_t)c->dim[DIM_HEAD_FULL];
+    say_heads(c);
     return 0;
 }
 

@@ -207,8 +207,8 @@ static cudaError_t put_steps(const struct cuda_backend *be, struct chain_state *
 
 static bool map_rings(struct chain_state *c, const struct chain_step *s)
 {
-    return kv_map(&c->map[s->map], s->k, c->type, s->n_kv, s->where, 16 * s->far) &&
-           kv_map(&c->map[s->map + 1], s->v, c->type, s->n_kv, s->where, 16 * s->far);
+    return kv_map(&c->map[s->map], s->k, c->type, s->n_kv, CHAIN_HEAD, s->where, 16 * s->far) &&
+           kv_map(&c->map[s->map + 1], s->v, c->type, s->n_kv, CHAIN_HEAD, s->where, 16 * s->far);
 }
 
 static int launch_steps(struct cuda_backend *be, int32_t count)

@@ -18,6 +18,7 @@
     F(ATTN_ANY, "attention any")                                                                             \
     F(ATTN_STEP, "attention step")                                                                           \
     F(ATTN_STREAM, "attention stream")                                                                       \
+    F(ATTN_FAR, "attention far")                                                                             \
     F(ATTN_CLUSTERS, "attention clusters")                                                                   \
     F(ATTN_PLACES, "attention places")                                                                       \
     F(ATTN_COLUMNS, "attention columns")                                                                     \
@@ -25,6 +26,7 @@
     F(ATTN_PREFILL, "attention prefill")                                                                     \
     F(ATTN_GROUP, "attention group")                                                                         \
     F(ATTN_CODES, "attention codes")                                                                         \
+    F(ATTN_FAR_CODES, "attention far codes")                                                                 \
     F(ATTN_MERGE, "attention merge")                                                                         \
     F(ATTN_TREE, "attention tree")                                                                           \
     F(CHAIN_FEW, "chain few")                                                                                \
