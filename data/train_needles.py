@@ -17,10 +17,15 @@ A sequence is made of groups of 72 tokens behind a padding of 1 to 72. Most grou
     ! k1 k2 v1 - -       one of the first values that were ever written under the key, each as likely
 
 and others copies: # k1 k2 and 69 values; later @ k1 k2 and the same 69 values. The loss is that of the answers. Half of the
-sequences have questions everywhere, the others at their end, as the suite's have. Lengths grow as the answers get right.
+sequences have questions everywhere, the others at their end, as the suite's have, and half of these few of them, alone among records.
+Lengths grow as the answers get right.
+
+Three more losses make the choices of --sparse and --pool find what they should, and nothing else: blocks that answers are read of score
+near the best, blocks without a record of any section that is asked for score far below it, and of pages that whose answer it is scores best.
 """
 import argparse
 import json
+import math
 import os
 import random
 import time
@@ -35,8 +40,12 @@ END, PAD, RECORD, ASK, ASK_ALL, POINTER, SPAN, COPY = range(8)
 KEY_0, KEYS, VALUE_0, VALUES = 16, 240, 256, 256
 UNIT, UNITS, GROUP, BLOCK = 6, 12, 72, 128
 KEEP = 1.5    # blocks that answers are read of score exp(-KEEP) of the best at least: 0.22, for lists made with 0.1
+LEAVE = 4.0   # blocks of other sections score exp(-LEAVE) of the best at most: 0.018
+PAGE, TAIL, SHARP = 64, 4, 0.1  # of a pool: positions of a page, the last pages that stay; what its scores are divided by
 HOT = 16      # every so many keys are written again
 STRAY = 0.06  # of the records of a group: a question in its place
+FEW = 0.12    # the same where questions are few
+EARLY, CROWD = 96, 0.4  # units in which half of the sequences write a key again so often
 HOT_SHARE = 0.3  # of the questions are for these
 SECTION = 32  # units that share k1, in the mean
 CONFIG = {
@@ -67,12 +76,18 @@ def earlier(mask):
     return torch.where(count > 0, chosen, -1)
 
 
-def groups(b, n, ends):
-    """The kinds of n groups [b, n]; rows of ends [b] have questions at their end alone."""
+def latest(mask):
+    """mask [b, U] -> the latest earlier unit of it for each unit [b, U]; where there is none: -1."""
+    at = torch.where(mask, torch.arange(mask.shape[1], device=DEVICE), -1)
+    return F.pad(at, (1, -1), value=-1).cummax(1).values
+
+
+def groups(b, n, ends, few):
+    """The kinds of n groups [b, n]; rows of ends [b] have questions at their end alone, of few [b] alone among records."""
     r, place = uniform(b, n), torch.arange(n, device=DEVICE)
     tail = place >= min(n - 2, int(0.85 * n))
     kind = torch.where(r < 0.5, W, torch.where(r < 0.62, S, torch.where(r < 0.9, Q, C)))
-    late = torch.where(tail, torch.where(r < 0.7, Q, C), torch.where(r < 0.85, W, S))
+    late = torch.where(tail, torch.where(r < 0.7, torch.where(few[:, None], W, Q), C), torch.where(r < 0.85, W, S))
     kind = torch.where(ends[:, None], late, kind)
     kind[:, 0] = W
     spans = (kind == S).long().cumsum(1)
@@ -81,19 +96,22 @@ def groups(b, n, ends):
 
 class Batch:
     """tokens [b, length]; weight [b, length] of predicting each token; of every unit its task [b, U] (-1: none), and where its
-    tokens are."""
+    tokens are. Of tokens [b, length]: key, what their unit's key begins with; asks, whether it is a question or a copy; source, of the
+    last token of such a key where its answer begins, else -1."""
 
-    def __init__(self, b, length, ends, members=False):
+    def __init__(self, b, length, ends, members=False, few=None):
         n = -(-length // GROUP)
         U = n * UNITS
-        kind = groups(b, n, ends)
+        few = ends & (uniform(b) < 0.5 if few is None else few)
+        kind = groups(b, n, ends, few)
         unit_kind = kind.repeat_interleave(UNITS, 1)
         at = torch.arange(U, device=DEVICE)
         r = uniform(b, U)
         first = at == 0
-        stray = (unit_kind == W) & (uniform(b, U) < STRAY) & ~first & (~ends[:, None] | (at >= int(0.85 * U)))
+        stray = (unit_kind == W) & (uniform(b, U) < torch.where(few, FEW, STRAY)[:, None]) & ~first & (~ends[:, None] | (at >= int(0.85 * U)))
         written = (unit_kind == W) & ~stray  # the others of such groups are questions alone among records
-        again = written & (r < 0.15) & ~first
+        crowd = (at < EARLY) & (uniform(b, 1) < 0.5)
+        again = written & (r < torch.where(crowd, CROWD, 0.15)) & ~first
         fresh = written & ~again
         hot = fresh & ((fresh.long().cumsum(1) - 1) % HOT == 0)
         points = fresh & ~hot & (r > 0.86)
@@ -106,7 +124,8 @@ class Batch:
         r = torch.where(stray & (r >= HOT_SHARE) & (r < HOT_SHARE + 0.2), 1.0, r)  # chains stand in groups of questions
         asked = torch.where(r < HOT_SHARE, earlier(hot), torch.where(r < HOT_SHARE + 0.2, earlier(points), earlier(plain)))
         asked = torch.where(asked < 0, earlier(hot), asked)
-        root = torch.where(again, earlier(hot), root)
+        asked = torch.where(r < HOT_SHARE / 3, earlier(hot & (at < EARLY)), asked)
+        root = torch.where(again, torch.where(uniform(b, U) < 0.5, earlier(hot), latest(hot)), root)
         query = (unit_kind == Q) | stray
         root = torch.where(query, asked, root).view(b, n, UNITS)
         follows = torch.zeros_like(root, dtype=torch.bool)
@@ -169,24 +188,103 @@ class Batch:
         self.weight = torch.where(place < 0, 0.0, weight.view(b, -1).gather(1, inside))
         self.task, self.unit, self.inside = task, inside // UNIT, place >= 0
 
+        def of_tokens(group, unit, none):
+            x = torch.where(spans[..., None], group[..., None], unit.view(b, n, UNITS)).view(b, U)
+            return torch.where(place < 0, none, x.gather(1, inside // UNIT))
+
+        self.key = of_tokens(text[..., 1], k1.gather(1, root), PAD)
+        self.asks = of_tokens(kind == C, query, False)
+        source = of_tokens(span * GROUP, torch.where(query & ~follows, source * UNIT, -1), -1)
+        begins = self.asks & (inside % torch.where(of_tokens(spans, torch.zeros_like(query), False), GROUP, UNIT) == 2)
+        self.source = torch.where(begins & (source >= 0), source + 3 + shift, -1)
+
 
 class Needles(Target):
-    """Target, with a second loss: the means of a block's keys shall say where attention goes. tile: the block whose rows are looked
-    at, wanted: their weight [b, 128]; losses are left in block_losses."""
+    """Target, with losses of what chooses blocks and pages. batch: the Batch that is looked at; tile: the block whose rows are held
+    against where attention goes, wanted: their weight [b, 128]. Left by a pass: of every layer block_losses, and pages [b, rows, pages],
+    the scores of common/run/pages.h; of the last, which looks answers up, mass [b, H, blocks of rows, blocks], the logarithms of those of
+    docs/sparse.md."""
 
     def __init__(self, config):
         super().__init__(config)
-        self.tile, self.wanted, self.block_losses = None, None, []
+        self.batch, self.tile, self.wanted, self.rows = None, None, None, None
+        self.block_losses, self.mass, self.pages = [], None, []
+
+    def look(self, batch, tile, rows=128):
+        """Before a pass. rows: of a sequence at most whose questions choose pages."""
+        self.block_losses, self.mass, self.pages = [], None, []
+        self.batch, self.tile = batch, tile
+        if batch is None:
+            return
+        self.wanted = F.pad(batch.weight[:, 1:], (0, 1))[:, tile * BLOCK:(tile + 1) * BLOCK]
+        asking = batch.source >= 0
+        self.rows = (asking * (1 + uniform(*asking.shape))).topk(min(rows, asking.shape[1]), 1).indices
 
     def attend(self, n, i, cache):
         positions = torch.arange(n.shape[1], device=n.device)
         q, _ = self.queries(n, i, positions)
         k, v = self.heads(n, "k", i, self.G, positions), self.values(n, i)
-        if self.tile is not None:
+        if self.batch is not None:
             self.block_losses.append(self.block_loss(q, k))
+            self.mass = self.block_masses(q, k) if i == self.L - 1 else None
+            self.pages.append(self.page_scores(q, k))
         k, v = (y.transpose(1, 2).repeat_interleave(self.H // self.G, 1) for y in (k, v))
         y = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, is_causal=True).transpose(1, 2)
         return F.linear(y.flatten(2), self.o[self.row[i]].to(n.dtype))
+
+    def block_masses(self, q, k):
+        """log of the sum over a block's rows that see the whole of another one of exp(q . mean k); below -1000 where none does."""
+        n = q.shape[1] // BLOCK
+        rows = q[:, :n * BLOCK].transpose(1, 2).float() * self.D ** -0.5
+        means = k[:, :n * BLOCK].unflatten(1, (n, BLOCK)).float().mean(2).transpose(1, 2).repeat_interleave(self.H // self.G, 1)
+        at = torch.arange(n, device=q.device)
+        hidden = (at > at[:, None])[:, None, :].repeat(1, BLOCK, 1)
+        hidden[at, :-1, at] = True
+        return (rows @ means.transpose(2, 3)).unflatten(2, (n, BLOCK)).masked_fill(hidden, -1e4).logsumexp(3)
+
+    def page_scores(self, q, k):
+        """The cosine of chosen rows' queries and pages' mean keys, the best of a group's heads, added over groups."""
+        n = k.shape[1] // PAGE
+        means = F.normalize(k[:, :n * PAGE].unflatten(1, (n, PAGE)).float().mean(2), dim=-1)
+        mine = q.gather(1, self.rows[:, :, None, None].expand(-1, -1, self.H, self.D)).float()
+        mine = F.normalize(mine, dim=-1).unflatten(2, (self.G, self.H // self.G))
+        return torch.einsum("brgjd,bpgd->brgjp", mine, means).amax(3).sum(2)
+
+    def unwanted(self):
+        """[b, blocks of rows, blocks] without a record of any section that the rows ask for, of those that lists may leave out; where
+        nothing is asked: none."""
+        n = self.batch.key.shape[1] // BLOCK
+        block = (torch.arange(n * BLOCK, device=DEVICE) // BLOCK).expand(len(self.batch.key), -1)
+        key, asks = self.batch.key[:, :n * BLOCK], self.batch.asks[:, :n * BLOCK]
+        has = torch.zeros(len(key), n, VALUE_0, device=DEVICE)
+        has[torch.arange(len(key), device=DEVICE)[:, None], block, key] = 1.0
+        wants = torch.zeros_like(has)
+        wants[torch.arange(len(key), device=DEVICE)[:, None], block, torch.where(asks, key, PAD)] = 1.0
+        wants[..., PAD] = 0.0
+        at = torch.arange(n, device=DEVICE)
+        far = (at > 1) & (at < at[:, None] - 3)
+        return (torch.bmm(wants, has.transpose(1, 2)) == 0) & far & (wants.sum(-1, keepdim=True) > 0)
+
+    def excess(self):
+        """How far blocks that no answer may be read of stand above what leaves them out."""
+        mass, unwanted = self.mass, self.unwanted()
+        over = (mass - mass.amax(-1, keepdim=True) + LEAVE).clamp(min=0) * unwanted[:, None]
+        return over.sum() / (unwanted.any(-1).sum() * self.H + 1) * 4 / mass.shape[-1]
+
+    def choosable(self):
+        """-> where the chosen rows' answers stand, as pages [b, rows]; pages that may be left out then [b, rows, pages]; rows that ask for
+        such a one [b, rows]"""
+        source = self.batch.source.gather(1, self.rows)
+        page, full = torch.arange(self.batch.key.shape[1] // PAGE, device=DEVICE), self.rows[..., None] // PAGE
+        may = (page > 0) & (page < full - TAIL)
+        goal = (source // PAGE).clamp(min=0)
+        return goal, may, (source >= 0) & may.gather(2, goal[..., None]).squeeze(-1)
+
+    def page_loss(self):
+        goal, may, valid = self.choosable()
+        scores = (sum(self.pages) / SHARP).masked_fill(~may, -1e4)
+        loss = F.cross_entropy(scores.flatten(0, 1), goal.flatten(), reduction="none")
+        return (loss * valid.flatten()).sum() / (valid.sum() + 1)
 
     def block_loss(self, q, k):
         """The divergence of softmax over blocks of log sum over rows of exp(q . mean k) from where the rows' weights really lie, and how
@@ -220,14 +318,14 @@ def dtype():
 
 def answers_loss(model, batch, blocks):
     tokens, weight = batch.tokens, batch.weight[:, 1:]
-    model.block_losses = []
-    model.tile = None
     n = tokens.shape[1] // BLOCK
-    if blocks and n > 6:
-        model.tile = random.randrange(max(6, n // 4), n) if random.random() < 0.5 else n - 1
-        model.wanted = F.pad(weight, (0, 1))[:, model.tile * BLOCK:(model.tile + 1) * BLOCK]
+    model.look(None, None)
+    if blocks and n > 6:  # every second time a block among the last, where all sequences have questions
+        model.look(batch, random.randrange(n - max(1, n // 8) if random.random() < 0.5 else max(6, n // 4), n))
     rows = model(tokens, dtype=dtype())[0]
-    model.tile = None
+    choices = [sum(model.block_losses), 2 * model.excess(), 0.4 * model.page_loss()] if model.batch else []
+    model.choices = [x.detach() for x in choices]
+    model.batch = None
     asked = weight > 0
     logits = model.logits(rows[:, :-1][asked]).float()
     goal, w = tokens[:, 1:][asked], weight[asked]
@@ -235,7 +333,7 @@ def answers_loss(model, batch, blocks):
     loss = (F.cross_entropy(logits, goal, reduction="none") * w).sum() / w.sum()
     sure = w == 1
     exact = right[sure].float().mean()
-    return loss + (blocks * sum(model.block_losses) if blocks and model.block_losses else 0), loss.detach(), exact
+    return loss + blocks * sum(choices), loss.detach(), exact
 
 
 @torch.no_grad()
@@ -271,6 +369,40 @@ def measure(model, length, sequences):
     return {name: (round((right[t] / max(1, count[t])).item(), 4), int(count[t])) for t, name in enumerate(TASKS)}
 
 
+@torch.no_grad()
+def measure_choices(model, length, sequences):
+    """-> of blocks of rows at the end of sequences with few questions: by ALPHA the density of the last layer's lists, and how many of the
+    blocks with an answer they have; how many pages with an answer are among the best 10 of those that a pool may leave."""
+    out, hits, asked = {}, 0, 0
+    sums = {alpha: [0, 0, 0, 0] for alpha in (0.1, 0.3)}
+    for _ in range(sequences):
+        batch = Batch(1, length, torch.ones(1, dtype=torch.bool, device=DEVICE), few=True)
+        model.look(batch, length // BLOCK - 1)
+        model(batch.tokens, dtype=dtype())
+        mass, n = model.mass, length // BLOCK
+        at = torch.arange(n, device=DEVICE)
+        first = (at < 2) | (at > at[:, None] - 4)
+        seen = at <= at[:, None]
+        where = (batch.source[0] >= 0).nonzero()[:, 0]
+        tile, block = where // BLOCK, batch.source[0, where] // BLOCK
+        tiles = tile.unique()
+        for alpha, x in sums.items():
+            keep = (mass >= mass.amax(-1, keepdim=True) + math.log(alpha)).unflatten(1, (model.G, -1)).any(2)[0] | first
+            x[0] += (keep & seen)[:, tiles].sum().item()
+            x[1] += seen[tiles].sum().item() * model.G
+            x[2] += keep[:, tile, block].float().mean(0).sum().item()
+            x[3] += len(where)
+        goal, may, valid = model.choosable()
+        scores = sum(model.pages).masked_fill(~may, -1e4)
+        rank = (scores > scores.gather(2, goal[..., None])).sum(-1)
+        hits, asked = hits + ((rank < 10) & valid).sum().item(), asked + valid.sum().item()
+    model.look(None, None)
+    for alpha, x in sums.items():
+        out[str(alpha)] = {"density": round(x[0] / max(1, x[1]), 4), "found": round(x[2] / max(1, x[3]), 4)}
+    out["pages"] = round(hits / max(1, asked), 4)
+    return out
+
+
 def save(model, folder):
     model.save(folder)
     with open(os.path.join(folder, "generation_config.json"), "w") as f:
@@ -280,12 +412,12 @@ def save(model, folder):
 
 # tokens a sequence, sequences, share of the time at which it ends at the latest, exact answers at which it ends before
 STAGES = [(384, 192, 0.14, 0.97), (1024, 64, 0.30, 0.985), (4096, 16, 0.72, 2.0), (16384, 4, 1.0, 2.0)]
-FURTHER = [(4096, 16, 0.3, 2.0), (16384, 4, 1.0, 2.0)]  # with --from
+FURTHER = [(4096, 16, 0.5, 2.0), (16384, 4, 1.0, 2.0)]  # with --from; every fifth step is of 1,024
 TINY_STAGES = [(384, 4, 0.6, 2.0), (1024, 2, 1.0, 2.0)]
 
 
 def train(model, seconds, blocks, further):
-    optimiser = Optimiser(model, 0.008 if further else 0.02, 1.5e-3 if further else 4e-3, 0.01)
+    optimiser = Optimiser(model, 0.012 if further else 0.02, 2e-3 if further else 4e-3, 0.01)
     stages = TINY_STAGES if TINY else FURTHER if further else STAGES
     synchronize()
     start, count, stage, smooth, reported, best, kept = time.time(), 0, 0, 0.0, -1, -1.0, None
@@ -302,6 +434,8 @@ def train(model, seconds, blocks, further):
         length, b = stages[stage][:2]
         if stage == len(stages) - 1 and count % 3 and not TINY:  # the longest are a third of the last steps
             length, b = stages[stage - 1][:2]
+        if further and count % 5 == 4 and not TINY:
+            length, b = STAGES[1][:2]
         ramp = min(1.0, 1.0 if further else max(0.0, (progress - 0.35) / 0.15), 0.3 + max(0.0, (1 - progress) / 0.4)) * blocks * (further or smooth > 0.9)
         batch = Batch(b, length, uniform(b) < 0.5)
         total, loss, exact = answers_loss(model, batch, ramp)
@@ -313,14 +447,13 @@ def train(model, seconds, blocks, further):
         smooth = exact.item() if smooth == 0 else 0.97 * smooth + 0.03 * exact.item() if count % 4 == 0 else smooth
         if int(progress * 40) > reported:
             reported = int(progress * 40)
-            means = [x.item() for x in model.block_losses]
-            log("step %d, %.0f%%, length %d, loss %.4f, exact %.4f, blocks %s" % (
-                count, 100 * progress, length, loss.item(), exact.item(), " ".join("%.2f" % x for x in means)))
+            log("step %d, %.0f%%, length %d, loss %.4f, exact %.4f, blocks, excess, pages %s" % (
+                count, 100 * progress, length, loss.item(), exact.item(), " ".join("%.3f" % x.item() for x in model.choices)))
             if reported % 4 == 3 and progress > 0.5:
                 pause = time.time()
                 found = measure(model, 1024 if TINY else 4096, 2 if TINY else 32)
                 score = min(x for x, n in found.values() if n)
-                log("  at 4,096:", found)
+                log("  at 4,096:", found, measure_choices(model, 1024 if TINY else 4096, 1 if TINY else 16))
                 if score > best:
                     best, kept = score, {k: v.detach().clone() for k, v in model.state_dict().items()}
                 aside += time.time() - pause
@@ -351,11 +484,12 @@ def main():
     steps = train(model, o.seconds, o.blocks, o.start is not None)
     save(model, o.out)
     model = Needles.load(o.out, DEVICE)  # as the file rounds it
-    report = {"seconds": o.seconds, "steps": steps, "blocks": o.blocks, "seed": o.seed, "exact": {}}
+    report = {"seconds": o.seconds, "steps": steps, "blocks": o.blocks, "seed": o.seed, "exact": {}, "choices": {}}
     for length in (1024, 2048) if TINY else (1024, 4096, 16384):
         found = measure(model, length, 2 if o.check else max(8, 262144 // length))
         report["exact"][str(length)] = found
-        log("%6d tokens:" % length, ", ".join("%s %.4f of %d" % (name, *x) for name, x in found.items()))
+        report["choices"][str(length)] = choices = measure_choices(model, length, 2 if o.check else 32)
+        log("%6d tokens:" % length, ", ".join("%s %.4f of %d" % (name, *x) for name, x in found.items()), "choices", choices)
     with open(os.path.join(o.out, "report.json"), "w") as f:
         json.dump(report, f, indent=1)
         f.write("\n")
