@@ -40,7 +40,7 @@ END, PAD, RECORD, ASK, ASK_ALL, POINTER, SPAN, COPY = range(8)
 KEY_0, KEYS, VALUE_0, VALUES = 16, 240, 256, 256
 UNIT, UNITS, GROUP, BLOCK = 6, 12, 72, 128
 KEEP = 1.5    # blocks that answers are read of score exp(-KEEP) of the best at least: 0.22, for lists made with 0.1
-LEAVE = 4.0   # blocks of other sections score exp(-LEAVE) of the best at most: 0.018
+LEAVE = 3.0   # blocks of other sections score exp(-LEAVE) of the best at most: 0.05
 PAGE, TAIL, SHARP = 64, 4, 0.1  # of a pool: positions of a page, the last pages that stay; what its scores are divided by
 HOT = 16      # every so many keys are written again
 STRAY = 0.06  # of the records of a group: a question in its place
@@ -87,7 +87,7 @@ def groups(b, n, ends, few):
     r, place = uniform(b, n), torch.arange(n, device=DEVICE)
     tail = place >= min(n - 2, int(0.85 * n))
     kind = torch.where(r < 0.5, W, torch.where(r < 0.62, S, torch.where(r < 0.9, Q, C)))
-    late = torch.where(tail, torch.where(r < 0.7, torch.where(few[:, None], W, Q), C), torch.where(r < 0.85, W, S))
+    late = torch.where(tail, torch.where((r < 0.2) & few[:, None], W, torch.where(r < 0.7, Q, C)), torch.where(r < 0.85, W, S))
     kind = torch.where(ends[:, None], late, kind)
     kind[:, 0] = W
     spans = (kind == S).long().cumsum(1)
@@ -96,8 +96,8 @@ def groups(b, n, ends, few):
 
 class Batch:
     """tokens [b, length]; weight [b, length] of predicting each token; of every unit its task [b, U] (-1: none), and where its
-    tokens are. Of tokens [b, length]: key, what their unit's key begins with; asks, whether it is a question or a copy; source, of the
-    last token of such a key where its answer begins, else -1."""
+    tokens are. Of tokens [b, length]: key, what their unit's key begins with; asks, whether it is a question or a copy; read, where
+    what follows them is read, source, the same of the last token of a question's key; else -1."""
 
     def __init__(self, b, length, ends, members=False, few=None):
         n = -(-length // GROUP)
@@ -106,6 +106,8 @@ class Batch:
         kind = groups(b, n, ends, few)
         unit_kind = kind.repeat_interleave(UNITS, 1)
         at = torch.arange(U, device=DEVICE)
+        before = (UNITS - 1 - (UNITS - 1) * uniform(b, n) ** 2).ceil().repeat_interleave(UNITS, 1)  # records before a group's few questions
+        unit_kind = torch.where(few[:, None] & (unit_kind == Q) & (at % UNITS < before), W, unit_kind)
         r = uniform(b, U)
         first = at == 0
         stray = (unit_kind == W) & (uniform(b, U) < torch.where(few, FEW, STRAY)[:, None]) & ~first & (~ends[:, None] | (at >= int(0.85 * U)))
@@ -129,10 +131,10 @@ class Batch:
         query = (unit_kind == Q) | stray
         root = torch.where(query, asked, root).view(b, n, UNITS)
         follows = torch.zeros_like(root, dtype=torch.bool)
-        in_q = kind == Q
+        in_q = (unit_kind == Q).view(b, n, UNITS)
         for j in range(1, UNITS):  # a pointer's question goes on with what it points to
             before = root[:, :, j - 1]
-            f = in_q & points.gather(1, before)
+            f = in_q[:, :, j - 1] & in_q[:, :, j] & points.gather(1, before)
             follows[:, :, j] = f
             root[:, :, j] = torch.where(f, goal.gather(1, before), root[:, :, j])
         root, follows = root.view(b, U), follows.view(b, U)
@@ -195,37 +197,34 @@ class Batch:
         self.key = of_tokens(text[..., 1], k1.gather(1, root), PAD)
         self.asks = of_tokens(kind == C, query, False)
         source = of_tokens(span * GROUP, torch.where(query & ~follows, source * UNIT, -1), -1)
-        begins = self.asks & (inside % torch.where(of_tokens(spans, torch.zeros_like(query), False), GROUP, UNIT) == 2)
-        self.source = torch.where(begins & (source >= 0), source + 3 + shift, -1)
+        copied = of_tokens(spans, torch.zeros_like(query), False)
+        place = inside % torch.where(copied, GROUP, UNIT)
+        follow = (place >= 2) & (place < torch.where(copied, GROUP, UNIT) - 1) & self.asks & (source >= 0)
+        self.read = torch.where(follow & (F.pad(self.weight, (-1, 1)) > 0), source + place + 1 + shift, -1)
+        self.source = torch.where(place == 2, self.read, -1)
 
 
 class Needles(Target):
-    """Target, with losses of what chooses blocks and pages. batch: the Batch that is looked at; tile: the block whose rows are held
-    against where attention goes, wanted: their weight [b, 128]. Left by a pass: of every layer block_losses, and pages [b, rows, pages],
-    the scores of common/run/pages.h; of the last, which looks answers up, mass [b, H, blocks of rows, blocks], the logarithms of those of
-    docs/sparse.md."""
+    """Target, with losses of what chooses blocks and pages. batch: the Batch that is looked at. Left by a pass: of every layer pages
+    [b, rows, pages], the scores of common/run/pages.h; of the last, which looks answers up, mass [b, H, blocks of rows, blocks], the
+    logarithms of those of docs/sparse.md, less the greatest."""
 
     def __init__(self, config):
         super().__init__(config)
-        self.batch, self.tile, self.wanted, self.rows = None, None, None, None
-        self.block_losses, self.mass, self.pages = [], None, []
+        self.batch, self.rows, self.mass, self.pages = None, None, None, []
 
-    def look(self, batch, tile, rows=128):
+    def look(self, batch, rows=128):
         """Before a pass. rows: of a sequence at most whose questions choose pages."""
-        self.block_losses, self.mass, self.pages = [], None, []
-        self.batch, self.tile = batch, tile
-        if batch is None:
-            return
-        self.wanted = F.pad(batch.weight[:, 1:], (0, 1))[:, tile * BLOCK:(tile + 1) * BLOCK]
-        asking = batch.source >= 0
-        self.rows = (asking * (1 + uniform(*asking.shape))).topk(min(rows, asking.shape[1]), 1).indices
+        self.batch, self.mass, self.pages = batch, None, []
+        if batch is not None:
+            asking = batch.source >= 0
+            self.rows = (asking * (1 + uniform(*asking.shape))).topk(min(rows, asking.shape[1]), 1).indices
 
     def attend(self, n, i, cache):
         positions = torch.arange(n.shape[1], device=n.device)
         q, _ = self.queries(n, i, positions)
         k, v = self.heads(n, "k", i, self.G, positions), self.values(n, i)
         if self.batch is not None:
-            self.block_losses.append(self.block_loss(q, k))
             self.mass = self.block_masses(q, k) if i == self.L - 1 else None
             self.pages.append(self.page_scores(q, k))
         k, v = (y.transpose(1, 2).repeat_interleave(self.H // self.G, 1) for y in (k, v))
@@ -233,14 +232,16 @@ class Needles(Target):
         return F.linear(y.flatten(2), self.o[self.row[i]].to(n.dtype))
 
     def block_masses(self, q, k):
-        """log of the sum over a block's rows that see the whole of another one of exp(q . mean k); below -1000 where none does."""
+        """log of the sum over a block's rows that see the whole of another one of exp(q . mean k), less that of the best; below -1000 where
+        none does."""
         n = q.shape[1] // BLOCK
         rows = q[:, :n * BLOCK].transpose(1, 2).float() * self.D ** -0.5
         means = k[:, :n * BLOCK].unflatten(1, (n, BLOCK)).float().mean(2).transpose(1, 2).repeat_interleave(self.H // self.G, 1)
         at = torch.arange(n, device=q.device)
         hidden = (at > at[:, None])[:, None, :].repeat(1, BLOCK, 1)
         hidden[at, :-1, at] = True
-        return (rows @ means.transpose(2, 3)).unflatten(2, (n, BLOCK)).masked_fill(hidden, -1e4).logsumexp(3)
+        mass = (rows @ means.transpose(2, 3)).unflatten(2, (n, BLOCK)).masked_fill(hidden, -1e4).logsumexp(3)
+        return mass - mass.amax(-1, keepdim=True)
 
     def page_scores(self, q, k):
         """The cosine of chosen rows' queries and pages' mean keys, the best of a group's heads, added over groups."""
@@ -250,26 +251,42 @@ class Needles(Target):
         mine = F.normalize(mine, dim=-1).unflatten(2, (self.G, self.H // self.G))
         return torch.einsum("brgjd,bpgd->brgjp", mine, means).amax(3).sum(2)
 
+    def far(self):
+        """[blocks of rows, blocks] that lists may leave out"""
+        at = torch.arange(self.batch.key.shape[1] // BLOCK, device=DEVICE)
+        return (at > 1) & (at < at[:, None] - 3)
+
+    def wanted(self):
+        """[b, blocks of rows, blocks]: what some answer is read of"""
+        far, read = self.far(), self.batch.read[:, :self.batch.key.shape[1] // BLOCK * BLOCK]
+        n = len(far)
+        pair = torch.arange(n * BLOCK, device=DEVICE) // BLOCK * n + read // BLOCK
+        found = torch.zeros(len(read), n * n + 1, dtype=torch.bool, device=DEVICE)
+        return found.scatter(1, torch.where(read >= 0, pair, n * n), True)[:, :-1].unflatten(1, (n, n)) & far
+
     def unwanted(self):
-        """[b, blocks of rows, blocks] without a record of any section that the rows ask for, of those that lists may leave out; where
-        nothing is asked: none."""
-        n = self.batch.key.shape[1] // BLOCK
-        block = (torch.arange(n * BLOCK, device=DEVICE) // BLOCK).expand(len(self.batch.key), -1)
+        """The same without a record of any section that the rows ask for; where nothing is asked: none."""
+        far = self.far()
+        n, b = len(far), len(self.batch.key)
+        sequence, block = torch.arange(b, device=DEVICE)[:, None], (torch.arange(n * BLOCK, device=DEVICE) // BLOCK).expand(b, -1)
         key, asks = self.batch.key[:, :n * BLOCK], self.batch.asks[:, :n * BLOCK]
-        has = torch.zeros(len(key), n, VALUE_0, device=DEVICE)
-        has[torch.arange(len(key), device=DEVICE)[:, None], block, key] = 1.0
-        wants = torch.zeros_like(has)
-        wants[torch.arange(len(key), device=DEVICE)[:, None], block, torch.where(asks, key, PAD)] = 1.0
+        has = torch.zeros(b, n, VALUE_0, device=DEVICE)
+        wants = has.clone()
+        has[sequence, block, key] = 1.0
+        wants[sequence, block, torch.where(asks, key, PAD)] = 1.0
         wants[..., PAD] = 0.0
-        at = torch.arange(n, device=DEVICE)
-        far = (at > 1) & (at < at[:, None] - 3)
         return (torch.bmm(wants, has.transpose(1, 2)) == 0) & far & (wants.sum(-1, keepdim=True) > 0)
 
-    def excess(self):
-        """How far blocks that no answer may be read of stand above what leaves them out."""
-        mass, unwanted = self.mass, self.unwanted()
-        over = (mass - mass.amax(-1, keepdim=True) + LEAVE).clamp(min=0) * unwanted[:, None]
-        return over.sum() / (unwanted.any(-1).sum() * self.H + 1) * 4 / mass.shape[-1]
+    def block_losses(self):
+        """How far blocks that answers are read of stand below what keeps them, of each group the best head; and how far other sections'
+        stand above what leaves them out. Blocks of rows with few questions, which are what lists are for, weigh most."""
+        wanted, unwanted = self.wanted(), self.unwanted()
+        count = wanted.sum(-1, keepdim=True)
+        weight = torch.where(count > 0, 1 / count.clamp(min=1), 0.0)
+        short = (-KEEP - self.mass.unflatten(1, (self.G, -1)).amax(2)).clamp(min=0) * (wanted * weight)[:, None]
+        over = (self.mass + LEAVE).clamp(min=0) * (unwanted * weight)[:, None]
+        total = weight.sum() + 1
+        return (short * weight[:, None]).sum() / (total * self.G), over.sum() / (total * self.H) * 4 / len(self.far())
 
     def choosable(self):
         """-> where the chosen rows' answers stand, as pages [b, rows]; pages that may be left out then [b, rows, pages]; rows that ask for
@@ -286,31 +303,6 @@ class Needles(Target):
         loss = F.cross_entropy(scores.flatten(0, 1), goal.flatten(), reduction="none")
         return (loss * valid.flatten()).sum() / (valid.sum() + 1)
 
-    def block_loss(self, q, k):
-        """The divergence of softmax over blocks of log sum over rows of exp(q . mean k) from where the rows' weights really lie, and how
-        far blocks that answers are read of stand below what keeps them."""
-        m, end = self.tile, (self.tile + 1) * BLOCK
-        rows = q[:, m * BLOCK:end].transpose(1, 2).float() * self.D ** -0.5
-        keys = k[:, :end].transpose(1, 2).repeat_interleave(self.H // self.G, 1).float()
-        with torch.no_grad():
-            scores = rows @ keys.transpose(2, 3)
-            ahead = torch.arange(end, device=q.device) > torch.arange(m * BLOCK, end, device=q.device)[:, None]
-            mass = scores.masked_fill(ahead, -torch.inf).softmax(-1).unflatten(-1, (m + 1, BLOCK)).sum(-1)  # [b, H, rows, blocks]
-            share = self.wanted / self.wanted.sum(1, keepdim=True).clamp(min=1e-6) + 0.5 / BLOCK
-            goal = (mass * share[:, None, :, None]).sum(2)
-            goal = goal / goal.sum(-1, keepdim=True)
-        means = rows @ keys.unflatten(2, (m + 1, BLOCK)).mean(3).transpose(2, 3)
-        hidden = torch.zeros(BLOCK, m + 1, dtype=torch.bool, device=q.device)
-        hidden[:-1, m] = True
-        guess = means.masked_fill(hidden, -torch.inf).logsumexp(2).log_softmax(-1)
-        spread = (goal * (goal.clamp(min=1e-9).log() - guess)).sum(-1).mean()
-        asks = (self.wanted > 0)[:, None, :, None]
-        needed = torch.where(asks, mass, 0.0).amax(2) > 0.15  # what some answer is read of
-        needed[..., :2] = False
-        needed[..., m - 3:] = False
-        short = (guess.amax(-1, keepdim=True) - KEEP - guess).clamp(min=0)
-        return spread + 4 * (short * needed).sum() / (needed.sum() + 1)
-
 
 def dtype():
     return torch.float32 if TINY else torch.bfloat16
@@ -318,14 +310,11 @@ def dtype():
 
 def answers_loss(model, batch, blocks):
     tokens, weight = batch.tokens, batch.weight[:, 1:]
-    n = tokens.shape[1] // BLOCK
-    model.look(None, None)
-    if blocks and n > 6:  # every second time a block among the last, where all sequences have questions
-        model.look(batch, random.randrange(n - max(1, n // 8) if random.random() < 0.5 else max(6, n // 4), n))
+    model.look(batch if blocks and tokens.shape[1] > 6 * BLOCK else None)
     rows = model(tokens, dtype=dtype())[0]
-    choices = [sum(model.block_losses), 2 * model.excess(), 0.4 * model.page_loss()] if model.batch else []
+    choices = [w * x for w, x in zip((6, 1, 0.4), (*model.block_losses(), model.page_loss()))] if model.batch else []
     model.choices = [x.detach() for x in choices]
-    model.batch = None
+    model.look(None)
     asked = weight > 0
     logits = model.logits(rows[:, :-1][asked]).float()
     goal, w = tokens[:, 1:][asked], weight[asked]
@@ -371,36 +360,37 @@ def measure(model, length, sequences):
 
 @torch.no_grad()
 def measure_choices(model, length, sequences):
-    """-> of blocks of rows at the end of sequences with few questions: by ALPHA the density of the last layer's lists, and how many of the
-    blocks with an answer they have; how many pages with an answer are among the best 10 of those that a pool may leave."""
-    out, hits, asked = {}, 0, 0
-    sums = {alpha: [0, 0, 0, 0] for alpha in (0.1, 0.3)}
+    """-> of blocks of rows that read of far ones, in sequences with few questions: by ALPHA the density of the last layer's lists, and for
+    how many questions the lists of all KV heads have the block of the answer, in all and by task; how many pages with an answer are among
+    the best 10 of those that a pool may leave."""
+    alphas, tasks = (0.1, 0.3), len(TASKS)
+    blocks, found, of = torch.zeros(2), torch.zeros(2, tasks), torch.zeros(tasks)
+    seen, hits, asked = 0, 0, 0
     for _ in range(sequences):
         batch = Batch(1, length, torch.ones(1, dtype=torch.bool, device=DEVICE), few=True)
-        model.look(batch, length // BLOCK - 1)
+        model.look(batch)
         model(batch.tokens, dtype=dtype())
-        mass, n = model.mass, length // BLOCK
-        at = torch.arange(n, device=DEVICE)
-        first = (at < 2) | (at > at[:, None] - 4)
-        seen = at <= at[:, None]
+        wanted, mass = model.wanted()[0], model.mass[0].unflatten(0, (model.G, -1)).amax(1)
+        at = torch.arange(len(wanted), device=DEVICE)
+        past, tiles = at <= at[:, None], wanted.any(1)
+        seen += past[tiles].sum().item() * model.G
         where = (batch.source[0] >= 0).nonzero()[:, 0]
-        tile, block = where // BLOCK, batch.source[0, where] // BLOCK
-        tiles = tile.unique()
-        for alpha, x in sums.items():
-            keep = (mass >= mass.amax(-1, keepdim=True) + math.log(alpha)).unflatten(1, (model.G, -1)).any(2)[0] | first
-            x[0] += (keep & seen)[:, tiles].sum().item()
-            x[1] += seen[tiles].sum().item() * model.G
-            x[2] += keep[:, tile, block].float().mean(0).sum().item()
-            x[3] += len(where)
+        where = where[wanted[where // BLOCK, batch.source[0, where] // BLOCK]]
+        task, tile, block = batch.task[0, batch.unit[0, where]].cpu(), where // BLOCK, batch.source[0, where] // BLOCK
+        of += F.one_hot(task, tasks).sum(0)
+        for a, alpha in enumerate(alphas):
+            keep = (mass >= math.log(alpha)) | ~model.far()
+            blocks[a] += (keep & past)[:, tiles].sum().item()
+            found[a] += (F.one_hot(task, tasks) * keep[:, tile, block].all(0).cpu()[:, None]).sum(0)
         goal, may, valid = model.choosable()
         scores = sum(model.pages).masked_fill(~may, -1e4)
         rank = (scores > scores.gather(2, goal[..., None])).sum(-1)
         hits, asked = hits + ((rank < 10) & valid).sum().item(), asked + valid.sum().item()
-    model.look(None, None)
-    for alpha, x in sums.items():
-        out[str(alpha)] = {"density": round(x[0] / max(1, x[1]), 4), "found": round(x[2] / max(1, x[3]), 4)}
-    out["pages"] = round(hits / max(1, asked), 4)
-    return out
+    model.look(None)
+    out = {str(alpha): {"density": round(blocks[a].item() / max(1, seen), 4), "found": round((found[a].sum() / of.sum().clamp(min=1)).item(), 4),
+                        **{t: round((found[a, i] / of[i].clamp(min=1)).item(), 4) for i, t in enumerate(TASKS)}}
+           for a, alpha in enumerate(alphas)}
+    return {**out, "pages": round(hits / max(1, asked), 4)}
 
 
 def save(model, folder):
@@ -412,15 +402,15 @@ def save(model, folder):
 
 # tokens a sequence, sequences, share of the time at which it ends at the latest, exact answers at which it ends before
 STAGES = [(384, 192, 0.14, 0.97), (1024, 64, 0.30, 0.985), (4096, 16, 0.72, 2.0), (16384, 4, 1.0, 2.0)]
-FURTHER = [(4096, 16, 0.5, 2.0), (16384, 4, 1.0, 2.0)]  # with --from; every fifth step is of 1,024
+FURTHER = [(4096, 16, 0.1, 2.0), (16384, 4, 1.0, 2.0)]  # with --from; every fifth step is of 1,024
 TINY_STAGES = [(384, 4, 0.6, 2.0), (1024, 2, 1.0, 2.0)]
 
 
 def train(model, seconds, blocks, further):
-    optimiser = Optimiser(model, 0.012 if further else 0.02, 2e-3 if further else 4e-3, 0.01)
+    optimiser = Optimiser(model, 0.01 if further else 0.02, 2e-3 if further else 4e-3, 0.01)
     stages = TINY_STAGES if TINY else FURTHER if further else STAGES
     synchronize()
-    start, count, stage, smooth, reported, best, kept = time.time(), 0, 0, 0.0, -1, -1.0, None
+    start, count, stage, smooth, reported = time.time(), 0, 0, 0.0, -1
     progress, began, aside = 0.0, 0, 0.0
     while True:
         if count % 8 == 0:
@@ -432,7 +422,7 @@ def train(model, seconds, blocks, further):
                 log("length", stages[stage][0], "ends at step", count, "%.0f%%" % (100 * progress), "exact %.3f" % smooth)
                 stage, began, smooth = stage + 1, count, 0.0
         length, b = stages[stage][:2]
-        if stage == len(stages) - 1 and count % 3 and not TINY:  # the longest are a third of the last steps
+        if stage == len(stages) - 1 and count % (6 if further else 3) and not TINY:  # the longest are a third of the last steps
             length, b = stages[stage - 1][:2]
         if further and count % 5 == 4 and not TINY:
             length, b = STAGES[1][:2]
@@ -447,21 +437,14 @@ def train(model, seconds, blocks, further):
         smooth = exact.item() if smooth == 0 else 0.97 * smooth + 0.03 * exact.item() if count % 4 == 0 else smooth
         if int(progress * 40) > reported:
             reported = int(progress * 40)
-            log("step %d, %.0f%%, length %d, loss %.4f, exact %.4f, blocks, excess, pages %s" % (
+            log("step %d, %.0f%%, length %d, loss %.4f, exact %.4f, wanted, unwanted, pages %s" % (
                 count, 100 * progress, length, loss.item(), exact.item(), " ".join("%.3f" % x.item() for x in model.choices)))
             if reported % 4 == 3 and progress > 0.5:
                 pause = time.time()
-                found = measure(model, 1024 if TINY else 4096, 2 if TINY else 32)
-                score = min(x for x, n in found.values() if n)
-                log("  at 4,096:", found, measure_choices(model, 1024 if TINY else 4096, 1 if TINY else 16))
-                if score > best:
-                    best, kept = score, {k: v.detach().clone() for k, v in model.state_dict().items()}
+                log("  at 4,096:", measure(model, 1024 if TINY else 4096, 2 if TINY else 32),
+                    measure_choices(model, 1024 if TINY else 4096, 1 if TINY else 32))
                 aside += time.time() - pause
     log(count, "steps, %.1f ms each" % (1e3 * seconds / max(1, count)))
-    found = measure(model, 1024 if TINY else 4096, 2 if TINY else 32)
-    if kept and min(x for x, n in found.values() if n) < best - 0.005:
-        log("an earlier state was better:", best)
-        model.load_state_dict(kept)
     return count
 
 
