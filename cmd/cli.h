@@ -51,6 +51,7 @@ struct cli {
     const char *synopsis;         /* lines after "usage: dflash-convert " */
     const char *summary;          /* one sentence */
     const struct cli_flag *flags; /* ends with name NULL; -q, -v, -h, --help, --version are always added */
+    const char *wants;            /* the arguments, as "HF_DIR|FILE"; NULL where there are none */
     int min_args, max_args;
     const char **args; /* filled: positional arguments */
     int n_args;

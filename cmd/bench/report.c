@@ -45,6 +45,7 @@ static struct cli cli = {
     .summary =
         "Tables from the JSON lines of run, rows, ops and compare. Exit 1 where a drafted stream differs.",
     .flags = flags,
+    .wants = "FILE.jsonl...",
     .min_args = 1,
     .max_args = 4096,
 };

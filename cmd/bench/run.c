@@ -82,6 +82,7 @@ static struct cli cli = {
     .synopsis = "-m TARGET [-d DRAFTER] [-n N] [--runs R] [flags] PROMPT.tok... > cell.jsonl",
     .summary = "Measure a cell: the same prompts plain and drafted, in turn. One line of JSON.",
     .flags = flags,
+    .wants = "PROMPT.tok...",
     .min_args = 1,
     .max_args = 4096,
 };

@@ -21,7 +21,6 @@ struct chain_tuning chain_tuning = {.context = 262144,
                                     .head_ahead = 64512,
                                     .rows_ahead = 73728,
                                     .split_normed = 64,
-                                    .spread = 4,
                                     .pairs = 3};
 
 #define CHAIN_BRING (64 << 10) /* bytes behind the ring that come to the L2 cache while it is full */
@@ -29,6 +28,7 @@ struct chain_tuning chain_tuning = {.context = 262144,
 #define CHAIN_REPLAY_MOST 4
 #define CHAIN_GRID_COPIES (16u << 10) /* bytes of a type's points that stand several times, at most */
 #define CHAIN_SPREAD 256              /* blocks of a launch that spread knows, at most */
+#define SPREAD_EACH 4 /* slices of alpha and beta a block, where those that have less take all of them */
 
 static uint32_t tile_bytes(const struct chain_step *s)
 {
@@ -297,7 +297,7 @@ static bool share_out(struct chain_state *c, int32_t count, int blocks, struct w
         }
         if (s->spread) { /* to blocks that have a pair fewer of the product of K types before */
             const int32_t free = s[-1].rest ? blocks - s[-1].rest : 0;
-            s->wide = chain_tuning.spread * free < s->pairs ? blocks : free;
+            s->wide = SPREAD_EACH * free < s->pairs ? blocks : free;
             if (s->wide > s->pairs) s->wide = s->pairs;
         }
         s->rounds = s->pairs / blocks;
