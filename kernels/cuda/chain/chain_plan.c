@@ -227,6 +227,7 @@ static uint32_t grid_points_of(const struct chain_state *c, int32_t count, struc
             if (grid_has(c->step[i].m[j].type)) has[chain_grid_table(c->step[i].m[j].type)] = true;
     for (int k = 0; k < CHAIN_GRID_TYPES; k++)
         if (chain_grid_lines(type[k]) && has[chain_grid_table(type[k])]) blocks += copy[k];
+    if (has[chain_grid_table(KN_IQ3_S)]) log = 6; /* in the first half of a line: grid_line_at */
     while (blocks << log > CHAIN_GRID_LINE) log--;
     for (int k = 0; k < CHAIN_GRID_TYPES; k++) {
         uint32_t *const slot = &g->slot[chain_grid_table(type[k])];

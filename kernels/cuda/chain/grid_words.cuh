@@ -100,6 +100,16 @@ template <uint32_t TYPE> MM_HD uint32_t grid_word_at(uint32_t i, uint32_t copy, 
            (chain_grid_lines(TYPE) ? CHAIN_GRID_LINE * (point % 256) + point / 256 * block : point * block) +
            (four ? 4 * copy : 8 * copy + 4 * (i & 1));
 }
+/* Of byte `place` of an index word and of lows, which are below 128, the address in lines. */
+MM_HD uint32_t grid_line_at(uint32_t index, uint32_t lows, int place)
+{
+#ifdef __CUDA_ARCH__
+    return load_pick(index, lows,
+                     0xcc04 + 0x11 * (uint32_t)place); /* c: the sign of byte 0 of lows, four times */
+#else
+    return (index >> 8 * place & 255) << 8 | (lows >> 8 * place & 255);
+#endif
+}
 MM_HD uint32_t grid_turned(uint32_t v, int right)
 {
 #ifdef __CUDA_ARCH__
@@ -133,8 +143,10 @@ template <uint32_t TYPE> struct grid_words {
             high[0] = (first & 0x55555555) | (second << 1 & 0xaaaaaaaa);
             high[1] = (first >> 1 & 0x55555555) | (second & 0xaaaaaaaa);
         }
-        UNPACK_UNROLL for (int k = 0; k < unit::planes; k++) high[k] =
-            grid_turned(high[k], -(lines ? (int)s.log : 8) - (k == 2 ? 2 : 0));
+        if (TYPE == KN_IQ3_S) mine *= 0x01010101; /* in every byte */
+        if (!lines)
+            UNPACK_UNROLL for (int k = 0; k < unit::planes; k++) high[k] =
+                grid_turned(high[k], -8 - (k == 2 ? 2 : 0));
         if (unit::even) {
             uint32_t o[3];
             const uint32_t p = load_4(st + 4 * y.sign + 384 + 4 * (lane / 2));
@@ -161,6 +173,9 @@ template <uint32_t TYPE> struct grid_words {
     MM_HD_MEMBER void step(int j, uint32_t a[4], uint32_t ones[4])
     {
         if (j % 4 == 0) index = load_16(st + (unit::four ? 512 : 256) * (j / 4) + 16 * own);
+        /* IQ3_S: a byte a place: the lane's, with the bit above an index's eight as its block. */
+        const uint32_t lows =
+            TYPE == KN_IQ3_S ? (((high[0] >> 4 * j & 15) * 0x204081) & 0x01010101) * block + mine : mine;
         UNPACK_UNROLL for (int s = 0; s < 2; s++)
         {
             const int t = 2 * (j % 2) + s;
@@ -170,12 +185,12 @@ template <uint32_t TYPE> struct grid_words {
             UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
             {
                 const int place = 4 * j + 2 * s + hi;
-                uint32_t at = lines ? load_pick(index.w[j % 4], mine, 0x5504 + 0x10 * (2 * s + hi))
-                                    : load_pick(index.w[j % 4], 0, 0x4440 + 2 * s + hi);
-                const uint32_t bit = lines ? block : 256;
-                if (unit::planes == 1) at = grid_choice(grid_turned(high[0], place), bit, at);
-                if (unit::planes > 1) at = grid_choice(grid_turned(high[hi], place - hi), 3 * bit, at);
-                if (unit::planes > 2) at = grid_choice(grid_turned(high[2], place), 4 * bit, at);
+                uint32_t at = TYPE == KN_IQ3_S ? grid_line_at(index.w[j % 4], lows, 2 * s + hi)
+                              : lines          ? load_pick(index.w[j % 4], lows, 0x5504 + 0x10 * (2 * s + hi))
+                                               : load_pick(index.w[j % 4], 0, 0x4440 + 2 * s + hi);
+                if (!lines && unit::planes == 1) at = grid_choice(grid_turned(high[0], place), 256, at);
+                if (unit::planes > 1) at = grid_choice(grid_turned(high[hi], place - hi), 768, at);
+                if (unit::planes > 2) at = grid_choice(grid_turned(high[2], place), 1024, at);
                 if (!lines) at = at * block + mine;
                 const uint32_t word = grid_load_word(table, at), some = hi ? grid_times(signs, down) : signs;
                 if (unit::one) {

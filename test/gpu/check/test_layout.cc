@@ -145,6 +145,7 @@ template <uint32_t T> static int words()
 {
     if (!chain_grid_lines(T))
         return words_of<T>(0, 0) + words_of<T>(CHAIN_GRID_PAGE, 1) + words_of<T>(4096, 2);
+    if (T == KN_IQ3_S) return words_of<T>(0, 3) + words_of<T>(64, 4) + words_of<T>(0, 6);
     return words_of<T>(0, 3) + words_of<T>(128, 6) + words_of<T>(0, 7);
 }
 
