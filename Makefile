@@ -414,7 +414,7 @@ $(BUILD)/test/attention_gpu: test/gpu/bench/attention_gpu.cu $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) NVCC $@
 	$(Q)$(NVCC) $(NVCCFLAGS) -cudart static $^ -o $@ -Xcompiler -fopenmp,-Wno-missing-field-initializers $(LIBS)
-$(BUILD)/test/chain_gpu: test/gpu/check/chain_gpu.c test/gpu/check/chain_wide.h test/gpu/forms.h $(CUDA_OBJ) $(LIB)
+$(BUILD)/test/chain_gpu: test/gpu/check/chain_gpu.c test/gpu/check/chain_shapes.h test/gpu/check/chain_wide.h test/gpu/forms.h test/block_scales.h $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(LIBS) $(CUDA_LIBS)

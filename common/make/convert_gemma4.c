@@ -8,8 +8,10 @@
  * becomes divisors in rope_freqs.weight. Norm weights are stored as they are. */
 #include "convert_impl.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include "../../kernels/kernels.h"
 #include "../base/mem.h"
 
 enum { SLIDING = 1, FULL = 2, VALUES = 4, MOE = 8 }; /* VALUES: with a v_proj */
@@ -409,6 +411,39 @@ const struct conv_family conv_gemma4 = {
     .make = make,
     .keys = keys,
 };
+
+/* By the architecture of its GGUF, or by its config.json. */
+static int target_is_gemma4(const struct conv_target *t, struct err *e)
+{
+    struct gguf_str arch = {0};
+    const char *name[8];
+    int n = 0, rc;
+    if (t->gguf) {
+        rc = gguf_get_str(t->gguf, "general.architecture", &arch, e);
+        return rc < 0 ? -1 : rc == 0 && gguf_str_is(arch, conv_gemma4.arch);
+    }
+    rc = hf_get_str_list(t->cfg, "architectures", name, 8, &n, e);
+    for (int i = 0; rc == 0 && i < n; i++)
+        if (!strcmp(name[i], conv_gemma4.hf) || !strcmp(name[i], conv_gemma4.hf_nested)) return 1;
+    return rc < 0 ? -1 : 0;
+}
+
+int conv_target_ends(const struct conv *c, double *scale, double *cap, struct err *e)
+{
+    static const char *const paths[] = {"final_logit_softcapping", "text_config.final_logit_softcapping",
+                                        NULL};
+    const struct conv_target *t = &c->target;
+    float v = 0;
+    *scale = 1, *cap = 0;
+    if (!t->gguf && !t->cfg) return 0;
+    const int is = target_is_gemma4(t, e);
+    if (is <= 0) return is;
+    *scale = (double)kn_bf16_to_f32(kn_f32_to_bf16(sqrtf((float)t->n_embd)));
+    if (!t->gguf) return hf_find_f64(t->cfg, paths, cap, NULL, e) < 0 ? -1 : 0;
+    if (gguf_get_f32(t->gguf, "gemma4.final_logit_softcapping", &v, e) < 0) return -1;
+    *cap = (double)v;
+    return 0;
+}
 
 /* ---- assistants: stacks over the target's caches (Gemma4AssistantForCausalLM), as llama.cpp names them ----
  */
