@@ -586,17 +586,17 @@ static int whole_sinks(struct desc_reader *r)
 {
     const struct desc *d = r->d;
     char name[64];
-    for (int i = 0; i < d->n_layer && d->sinks; i++) {
-        bool here = false;
-        for (int j = 0; j < d->n_layer && !here; j++) {
-            snprintf(name, sizeof name, "blk.%d.attn_sinks.weight", j);
-            here = !d->layer[i].window == !d->layer[j].window && gguf_tensor(r->g, name);
+    bool in[2] = {false, false}; /* some full layer, some sliding one */
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < d->n_layer && d->sinks; i++) {
+            const bool sliding = d->layer[i].window > 0;
+            snprintf(name, sizeof name, "blk.%d.attn_sinks.weight", i);
+            if (gguf_tensor(r->g, name))
+                in[sliding] = true;
+            else if (pass && in[sliding])
+                return desc_fail(r, "tensor '%s': is missing (another %s layer has it)", name,
+                                 sliding ? "sliding" : "full");
         }
-        snprintf(name, sizeof name, "blk.%d.attn_sinks.weight", i);
-        if (here && !gguf_tensor(r->g, name))
-            return desc_fail(r, "tensor '%s': is missing (another %s layer has it)", name,
-                             d->layer[i].window ? "sliding" : "full");
-    }
     return 0;
 }
 
