@@ -73,6 +73,9 @@ static const struct attention_case {
     {33, 1, 8, 20, 1, 64, 512, 400, 100, KN_F16, KN_Q8_0},
     {9, 2, 8, 6, 2, 96, 512, 300, 0, KN_Q4_0, KN_Q5_0},
     {9, 2, 8, 32, 8, 128, 512, 250, 0, KN_Q4_0, KN_BF16},
+    {16, 2, 8, 32, 8, 128, 9216, 700, 0, KN_F16, KN_F16}, /* by leaves where positions are promised */
+    {31, 3, 31, 24, 4, 256, 9216, 1020, 0, KN_BF16, KN_BF16},
+    {16, 2, 16, 32, 4, 512, 9216, 777, 0, KN_F16, KN_F16},
     {31, 2, 8, 32, 2, 512, 16384, 9000, 0, KN_Q4_0, KN_Q4_0}, /* not all at once: 30 rows, then one */
 };
 
