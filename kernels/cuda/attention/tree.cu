@@ -62,6 +62,16 @@ template <int CT> struct part_of {
                     y[t][e] = __fmaf_rn(h, o.y[t][e], __fmul_rn(y[t][e], f));
         }
     }
+    /* few.cuh's add_sink, of one of the rows. */
+    __device__ __forceinline__ void sink(int half, float x)
+    {
+        float mine[2 * CT];
+#pragma unroll
+        for (int t = 0; t < CT; t++) mine[2 * t] = y[t][2 * half], mine[2 * t + 1] = y[t][2 * half + 1];
+        add_sink<2 * CT>(top[half], sum[half], mine, x);
+#pragma unroll
+        for (int t = 0; t < CT; t++) y[t][2 * half] = mine[2 * t], y[t][2 * half + 1] = mine[2 * t + 1];
+    }
 };
 
 /* Where the partial result of row `at` of the turn's rows and heads stands, of a node. */
@@ -251,6 +261,7 @@ __global__ void __launch_bounds__(tree_block<D>::THREADS, 1)
     for (int half = 0; half < 2; half++) {
         const int head = tile * TILE + g + 8 * half;
         if (head >= a.n_rep) continue;
+        if (a.sinks) sum.sink(half, __ldg(a.sinks + kv_head * a.n_rep + head));
         float *out = a.out + ((int64_t)row * a.n_head + kv_head * a.n_rep + head) * D + w * F::CT * 8 + 2 * c;
 #pragma unroll
         for (int t = 0; t < F::CT; t++)
@@ -318,11 +329,6 @@ static int launch_halves(struct cuda_backend *be, struct tree_rows *r, const str
 
 /* ---- any type, any head size ---- */
 
-DEV float tree_weight(float x, float top)
-{
-    return dev_exp(__fsub_rn(x, top == -INFINITY ? 0.0f : top));
-}
-
 struct any_tree {
     struct tree_rows r;
     struct kv_side k, v, tail_k, tail_v;
@@ -364,13 +370,13 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_tree_any(const __grid
         __syncthreads();
         for (int i = 0; i < KN_KV_SPLIT / 32; i++) here = fmaxf(here, tree[i]);
         here = fmaxf(here, top);
-        x = tree_weight(x, here);
+        x = any_weight(x, here);
         w[t] = x;
         for (int i = 16; i; i >>= 1) x = __fadd_rn(x, __shfl_xor_sync(~0u, x, i));
         __syncthreads();
         if (t % 32 == 0) tree[t / 32] = x;
         __syncthreads();
-        const float f = tree_weight(top, here);
+        const float f = any_weight(top, here);
         sum = __fmul_rn(sum, f);
         for (int i = 0; i < KN_KV_SPLIT / 32; i++) sum = __fadd_rn(sum, tree[i]);
         top = here;
@@ -387,6 +393,7 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_tree_any(const __grid
             }
         }
     }
+    if (a.sinks) any_sink(top, sum, acc, __ldg(a.sinks + head));
     __syncthreads();
     for (int i = 0; i < 2; i++)
         if (t + i * KN_KV_SPLIT < a.d) q[t + i * KN_KV_SPLIT] = sum == 0.0f ? 0.0f : __fdiv_rn(acc[i], sum);

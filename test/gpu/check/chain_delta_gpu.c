@@ -8,6 +8,7 @@
  * Prints "ok   gpu/..." or "FAIL gpu/..." a case; exit 1 if any failed, 5 if there is no device. */
 #include "../../../kernels/cuda/chain/chain_plan.h"
 #include "../../../kernels/cuda/core/cuda.h"
+#include "../../block_scales.h"
 #include "../forms.h"
 #include "../harness.h"
 
@@ -59,6 +60,12 @@ static const struct shape shapes[] = {
      true, false, "DDADA", 12, 2, 256, KN_BF16},
     {"768 1280, 3 of 6, gates Q5_1, Q3_K and Q2_K", 768, 1280, 3, 6, 3, KN_Q3_K, KN_Q2_K, KN_Q5_1, KN_Q3_K,
      KN_Q3_K, KN_Q2_K, true, false, NULL, 0, 0, 0, 0},
+    {"512 1024, 2 of 4, IQ3_XXS, IQ2_S", 512, 1024, 2, 4, 3, KN_IQ3_XXS, KN_IQ2_S, KN_IQ2_S, KN_IQ3_S,
+     KN_IQ2_XXS, K5, true, true, NULL, 0, 0, 0, 0},
+    {"768 1280, 3 of 6, gates F32, IQ2_XS, IQ1_M", 768, 1280, 3, 6, 3, KN_IQ2_XS, K4, KN_F32, KN_IQ1_M,
+     KN_IQ2_XS, KN_IQ1_S, true, false, NULL, 0, 0, 0, 0},
+    {"Qwen3.5-27B, IQ3_XXS, gates F32", 5120, 17408, 16, 48, 6, K4, KN_IQ3_XXS, KN_F32, KN_IQ3_XXS,
+     KN_IQ3_XXS, KN_IQ3_S, false, true, NULL, 0, 0, 0, 0},
     {"Qwen3.5-27B, gates Q8_0", 5120, 17408, 16, 48, 6, K5, K4, Q8, K4, K4, K6, false, true, NULL, 0, 0, 0,
      0},
     {"Qwen3.5-27B, gates F16", 5120, 17408, 16, 48, 6, K5, K4, KN_F16, K4, K4, K6, false, true, NULL, 0, 0, 0,
@@ -126,6 +133,8 @@ static struct kn_weight weight(uint32_t type, int64_t n_in, int64_t n_out)
             set_half(b, 0.00007f * u);
         } else if (type == KN_Q6_K)
             set_half(b + 208, 0.00003f * u);
+        else if (grid_has(type))
+            block_set_scales(type, b, (type == KN_IQ1_S || type == KN_IQ1_M ? 0.002f : 0.0004f) * u, 0);
         else
             set_half(b, 0.0003f * u), set_half(b + 2, 0.002f * u);
     }
@@ -590,9 +599,9 @@ static void bench(const struct shape *s)
 static void check_forms(void)
 {
     static const enum cuda_form forms[] = {CUDA_CHAIN_NETS, CUDA_CHAIN_NETS_SHARED, CUDA_CHAIN_NETS_ITEMS,
-                                           CUDA_CHAIN_NETS_LOW};
-    char text[400];
-    const bool ok = forms_are(gpu, CUDA_CHAIN_NETS, CUDA_CHAIN_NETS_LOW, forms, 4, text, sizeof text);
+                                           CUDA_CHAIN_NETS_LOW, CUDA_CHAIN_NETS_GRIDS};
+    char text[900];
+    const bool ok = forms_are(gpu, CUDA_CHAIN_NETS, CUDA_CHAIN_NETS_GRIDS, forms, 5, text, sizeof text);
     verdict(ok, "forms: %s", text);
 }
 

@@ -91,7 +91,7 @@ static void *random_cache(const struct kn_kv *kv, bool values, size_t rows)
     return p;
 }
 
-static void check_attention_case(const struct attention_case *c, bool bound)
+static void check_attention_case(const struct attention_case *c, bool bound, bool sinks)
 {
     const struct kn_ops *op = kn_op(gpu);
     struct kn_tree t;
@@ -109,6 +109,7 @@ static void check_attention_case(const struct attention_case *c, bool bound)
     kv.k = put(gpu, hk, bk * (size_t)c->cap), kv.v = put(gpu, hv, bv * (size_t)c->cap);
     tail.k = put(gpu, tk, bk * KN_CYCLE_ROWS), tail.v = put(gpu, tv, bv * KN_CYCLE_ROWS);
     float *dq = put(gpu, q, row * (size_t)c->n * 4), *out = put(gpu, NULL, row * (size_t)c->n * 4);
+    float *sunk = put(gpu, q, (size_t)c->n_head * 4);
     struct kn_tree *dt = put(gpu, &t, sizeof t);
     struct kn_attention a = {.q = dq,
                              .out = out,
@@ -120,7 +121,8 @@ static void check_attention_case(const struct attention_case *c, bool bound)
                              .causal = true,
                              .window = c->window,
                              .tree = dt,
-                             .tail = &tail};
+                             .tail = &tail,
+                             .sinks = sinks ? sunk : NULL};
     kn_bound(gpu, bound ? c->base + KN_CYCLE_ROWS : 0);
     must(gpu, "attention", op->attention(gpu, &a));
     float *got = get(gpu, out, row * (size_t)c->n * 4);
@@ -146,10 +148,11 @@ static void check_attention_case(const struct attention_case *c, bool bound)
     }
     kn_bound(gpu, 0);
     verdict(!other,
-            "tree attention, %d rows at %d, %d/%d heads of %d, window %d, %s and %s%s: %d rows differ%s%d",
+            "tree attention, %d rows at %d, %d/%d heads of %d, window %d, %s and %s%s%s: %d rows differ%s%d",
             c->n, c->base, c->n_head, c->n_kv, c->d, c->window, kn_kv_name(c->k), kn_kv_name(c->v),
-            bound ? ", a bound" : "", other, other ? ", first " : " of ", other ? first : c->n);
-    drop(gpu, dq), drop(gpu, out), drop(gpu, dt);
+            bound ? ", a bound" : "", sinks ? ", sinks" : "", other, other ? ", first " : " of ",
+            other ? first : c->n);
+    drop(gpu, dq), drop(gpu, out), drop(gpu, dt), drop(gpu, sunk);
     drop(gpu, kv.k), drop(gpu, kv.v), drop(gpu, tail.k), drop(gpu, tail.v);
     free(hk), free(hv), free(tk), free(tv), free(q), free(got);
 }
@@ -454,7 +457,7 @@ int main(int argc, char **argv)
     }
     rnd_state = 11;
     for (size_t i = 0; i < sizeof attention_cases / sizeof *attention_cases; i++)
-        for (int bound = 0; bound < 2; bound++) check_attention_case(&attention_cases[i], bound);
+        for (int k = 0; k < 4; k++) check_attention_case(&attention_cases[i], k % 2, k / 2);
     check_delta_trees();
     for (int i = 0; i < 12; i++)
         check_stays(i == 0 ? 1 : 2 + draw(63), i % 4, i % 2 ? 8 : 64,

@@ -58,6 +58,7 @@ static int run(const char *line, int min_args, int max_args)
     pid = fork();
     if (!pid) {
         struct cli c = {.tool = "test",
+                        .wants = "IN",
                         .synopsis = "[-o FILE] IN\n    [--type TYPE]\n--diff A B",
                         .summary = "Tests the parser.",
                         .flags = flags,
@@ -137,6 +138,8 @@ static void refused(void **state)
         {"--n --type x", "--n needs a value (expected N, got the flag --type)"},
         {"--type -q", "--type needs a value (expected TYPE, got the flag -q)"},
         {"-o= x", "unknown flag -o= (did you mean -o?)"},
+        {"-o=x", "unknown flag -o=x (did you mean -o x?)"},
+        {"-m x", "unknown flag -m (expected IN without one)"},
         {"--target=", "--target: the name is empty (expected DIR|GGUF)"},
         {"--n", "--n needs a value (expected N)"},
         {"--n=", "--n: not a whole number (expected N, got '')"},
@@ -170,7 +173,7 @@ static void refused(void **state)
         {"--mass 1e-50", "--mass: out of range (expected above 0 to 1, got 1e-50)"}, /* 0 as a float */
         {"--mass 1.5", "--mass: out of range (expected above 0 to 1, got 1.5)"},
         {"--temp 100.1", "--temp: out of range (expected 0 to 100, got 100.1)"},
-        {"a", "missing argument (expected at least 2, got 1)"},
+        {"a", "missing argument: IN (expected at least 2, got 1)"},
         {"a b c d", "too many arguments: 'd' (expected at most 3, got 4)"},
     };
     (void)state;
@@ -181,7 +184,8 @@ static void refused(void **state)
         assert_string_equal(out, want);
     }
     assert_int_equal(run("", 1, 1), ERR_USAGE);
-    assert_string_equal(out, "dflash-test: missing argument (expected 1, got 0)\ntry 'dflash-test --help'\n");
+    assert_string_equal(out,
+                        "dflash-test: missing argument: IN (expected 1, got 0)\ntry 'dflash-test --help'\n");
 }
 
 static void help(void **state)

@@ -217,7 +217,8 @@ static const struct tiny_tensor markov[] = {{"markov_w1.weight", {12, V}},
                                 reduced[] = {{"output.weight", {E, TINY_REDUCED}},
                                              {"d2t", {TINY_REDUCED, 0}},
                                              {"", {0, 0}}},
-                                fewer[] = {{"output.weight", {E, TINY_REDUCED}}, {"", {0, 0}}};
+                                fewer[] = {{"output.weight", {E, TINY_REDUCED}}, {"", {0, 0}}},
+                                sunk[] = {{"blk.0.attn_sinks.weight", {4, 0}}, {"", {0, 0}}};
 static const int64_t beyond[TINY_REDUCED] = {9, 0, 3, 4, 12, 7, 2};
 
 static const struct sick sick[] = {
@@ -235,6 +236,10 @@ static const struct sick sick[] = {
      .text = "a recurrent unit of 8, corrections through 16, 1 of 4 proposals without",
      .d.extra = domino,
      .d.edit = domino_keys},
+    {.subject = "sinks",
+     .level = CHECK_OK,
+     .text = "1 of 2 layers: a head sees one key more",
+     .d.extra = sunk},
     {.subject = "d2t", .level = CHECK_OK, .text = "7 of 11 tokens can be proposed", .d.extra = reduced},
     {.subject = "d2t",
      .level = CHECK_BAD,

@@ -519,6 +519,7 @@ static void test_gemma4(void **state)
     for (int i = 0; i < HEAD / 2; i++) assert_true(turns[i] == (i < HEAD / 8 ? 1.0f : 1e30f));
     assert_string_equal(d->kind, "DSpark");
     assert_true(d->runs && d->other_block && d->gelu && d->confidence && d->rope[0].has_divisors);
+    assert_non_null(gguf_find(g, "dflash.hidden_activation")); /* as llama.cpp spells it */
     assert_true(d->layer[0].value_is_key && d->layer[1].value_is_key && d->attention_scale == 1);
     assert_true(d->has_embedding_scale && d->embedding_scale == 5.65625f); /* the root of 32 in bf16 */
     assert_true(d->has_softcap && d->softcap == 0 && d->first_row == 0);

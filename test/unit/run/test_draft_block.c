@@ -58,11 +58,15 @@ static const struct tiny_tensor sinks[] = {{"blk.0.attn_sinks.weight", {HEADS, 0
 
 static int gelu(struct gguf_writer *w, struct err *e)
 {
-    return gguf_put_str(w, "dflash.hidden_act", "gelu_pytorch_tanh", 17, e);
+    return gguf_put_str(w, "dflash.hidden_activation", "gelu_pytorch_tanh", 17, e);
+}
+static int gelu_before(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_str(w, "dflash.hidden_act", "gelu", 4, e);
 }
 static int silu(struct gguf_writer *w, struct err *e)
 {
-    return gguf_put_str(w, "dflash.hidden_act", "silu", 4, e);
+    return gguf_put_str(w, "dflash.hidden_activation", "silu", 4, e);
 }
 static int scored(struct gguf_writer *w, struct err *e)
 {
@@ -98,6 +102,7 @@ static const struct form {
     {"plain", {.drafter = true}, false},
     {"silu", {.drafter = true, .edit = silu}, false},
     {"gelu", {.drafter = true, .edit = gelu}, true},
+    {"gelu by the name of before", {.drafter = true, .edit = gelu_before}, true},
     {"scores", {.drafter = true, .edit = scored}, true},
     {"values of keys", {.drafter = true, .extra = before, .drop_tensor = "blk.1.attn_v.weight"}, true},
     {"norms", {.drafter = true, .extra = norms}, true},
@@ -338,7 +343,11 @@ static void test_streams(void **state)
 
 static int relu(struct gguf_writer *w, struct err *e)
 {
-    return gguf_put_str(w, "dflash.hidden_act", "relu", 4, e);
+    return gguf_put_str(w, "dflash.hidden_activation", "relu", 4, e);
+}
+static int both_acts(struct gguf_writer *w, struct err *e)
+{
+    return silu(w, e) || gelu_before(w, e);
 }
 static int no_value(struct gguf_writer *w, struct err *e)
 {
@@ -365,7 +374,9 @@ static void test_refused(void **state)
         const char *msg;
     } c[] = {
         {{.edit = relu},
-         "key 'dflash.hidden_act': is not supported (expected silu, gelu or gelu_pytorch_tanh, got relu)"},
+         "key 'dflash.hidden_activation': is not supported (expected silu, gelu or gelu_pytorch_tanh, got "
+         "relu)"},
+        {{.edit = both_acts}, "key 'dflash.hidden_act': disagrees with hidden_activation (got gelu)"},
         {{.edit = below},
          "key 'dflash.attention.scale': out of range (expected a finite number above 0, got -1)"},
         {{.extra = scale},
