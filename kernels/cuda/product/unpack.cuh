@@ -38,13 +38,7 @@ MM_HD float unpack_code(uint32_t code, int offset)
 {
     return unpack_bits(code | 0x4b000000) - (float)(8388608 + offset);
 }
-/* Element e (0..3) of a quad: register r = hi + 2 (e / 2), half e % 2. */
-MM_HD uint32_t quad_nibble(uint32_t w, int hi, int e)
-{
-    return w >> (4 * (hi + 2 * (e / 2)) + 16 * (e % 2)) & 15u;
-}
-
-/* The same of IQ4_NL and IQ4_XS. */
+/* Element e (0..3) of a quad of IQ4_NL and IQ4_XS. */
 MM_HD uint32_t quad_table(uint32_t w, int hi, int e)
 {
     return w >> (4 * (e / 2) + 8 * (e % 2) + 16 * hi) & 15u;
@@ -213,9 +207,12 @@ MM_HD void unpack_grid(const uint8_t *u, int lane, F &put, float by)
     }
 }
 
-template <uint32_t T, class F> MM_HD void unpack_32(const uint8_t *u, int lane, F &put, float by)
+/* Nibbles are left where they stand, as K types' are; bytes are picked. */
+template <uint32_t T, class F>
+MM_HD void unpack_32(const uint8_t *u, int lane, F &put, float by, uint32_t magic)
 {
-    constexpr bool five = T == KN_Q5_0 || T == KN_Q5_1, minimum = T == KN_Q4_1 || T == KN_Q5_1;
+    constexpr bool five = T == KN_Q5_0 || T == KN_Q5_1, minimum = T == KN_Q4_1 || T == KN_Q5_1,
+                   table = T == KN_IQ4_NL || T == KN_MXFP4;
     constexpr int scales = T == KN_Q8_0 ? 512 : five ? 320 : 256;
     constexpr int offset = T == KN_Q8_0 ? 128 : T == KN_Q4_0 ? 8 : T == KN_Q5_0 ? 16 : 0;
     const int g = lane / 4, q = lane % 4;
@@ -230,19 +227,23 @@ template <uint32_t T, class F> MM_HD void unpack_32(const uint8_t *u, int lane, 
                                             : unpack_f16(dm.w[0] >> 16 * hi)),
                     m = minimum ? by * unpack_f16(dm.w[1] >> 16 * hi) : 0.0f;
         float v[4];
+        const uint32_t w = codes.w[T == KN_Q8_0 ? 2 * s + hi : s], word[2] = {w, w >> 16};
         UNPACK_UNROLL for (int e = 0; e < 4; e++)
         {
-            uint32_t c;
-            if (T == KN_Q8_0)
-                c = (codes.w[2 * s + hi] >> 8 * (2 * (e % 2) + e / 2) & 255u) ^ 128u;
-            else
-                c = T == KN_IQ4_NL || T == KN_MXFP4 ? quad_table(codes.w[s], hi, e)
-                                                    : quad_nibble(codes.w[s], hi, e);
-            if (five) c |= (high >> (2 * s + e / 2 + 4 * hi + 8 * (e % 2)) & 1u) << 4;
-            v[e] = minimum          ? fmaf(d, unpack_code(c, 0), m)
-                   : T == KN_IQ4_NL ? d * (float)mm_iq4(c)
-                   : T == KN_MXFP4  ? d * (float)mm_mxfp4(c)
-                                    : d * unpack_code(c, offset);
+            const int p = 4 * hi + 8 * (e / 2), from = 2 * s + e / 2 + 8 * (e % 2) - 8 * (e / 2) - 4;
+            if (T == KN_Q8_0) {
+                v[e] = d * unpack_byte(w ^ 0x80808080, 2 * (e % 2) + e / 2, offset, magic);
+                continue;
+            }
+            if (table) {
+                const uint32_t c = quad_table(w, hi, e);
+                v[e] = d * (float)(T == KN_IQ4_NL ? mm_iq4(c) : mm_mxfp4(c));
+                continue;
+            }
+            uint32_t c = (word[e % 2] & (15u << p)) | magic;
+            if (five) c |= (from < 0 ? high << -from : high >> from) & (16u << p);
+            const float code = unpack_bits(c) - (float)(8388608 + (offset << p)), unit = d * unpack_down(p);
+            v[e] = minimum ? fmaf(unit, code, m) : unit * code;
         }
         put(hi, 16 * s + 4 * q, v);
     }
@@ -286,7 +287,7 @@ MM_HD void unpack_unit(const uint8_t *u, int lane, F &&put, float by = 1.0f, uin
     else if constexpr (T == KN_F32 || T == KN_F16 || T == KN_BF16)
         unpack_float<T>(u, lane, put, by);
     else
-        unpack_32<T>(u, lane, put, by);
+        unpack_32<T>(u, lane, put, by, magic);
 }
 
 #endif
