@@ -27,11 +27,22 @@ DEV void products_begin()
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
-DEV void products_end()
+DEV void products_commit()
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
+}
+DEV void products_wait()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#endif
+}
+DEV void products_end()
+{
+    products_commit();
+    products_wait();
 }
 /* Rows from `row` of a head, 64 columns, to shared memory: as many rows as the map's box has. */
 DEV void box(uint32_t to, const chain_map *map, int column, int head, int row, uint64_t *b)
