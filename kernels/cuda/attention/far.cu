@@ -119,6 +119,8 @@ DEV void ask(const attn &a, const chain_map *mk, const chain_map *mv, const stru
 {
     struct place p = {0, 1};
     bool waited = !a.early;
+    /* What no other block reads leaves the L2 cache before partial results do. */
+    const uint64_t policy = a.n_tiles <= 2 * TILES ? WEIGHTS_POLICY : BOX_KEPT;
     const auto bring = [&](const chain_map *map, int leaf) {
         if (!waited && (leaf + 1) * LEAF > pos0) cuda_grid_wait(), waited = true;
         const int slot = KV_SLOT(a.where, leaf * LEAF);
@@ -128,8 +130,8 @@ DEV void ask(const attn &a, const chain_map *mk, const chain_map *mv, const stru
             uint64_t *b = full + p.at;
             bar_wait(empty + p.at, p.phase);
             bar_expect(b, PART);
-            box(at, map, col, o.kv_head, slot, b);
-            box(at + HALF, map, col + 64, o.kv_head, slot, b);
+            box(at, map, col, o.kv_head, slot, b, policy);
+            box(at + HALF, map, col + 64, o.kv_head, slot, b, policy);
             p.next(stages);
         }
     };
@@ -447,7 +449,7 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
 #pragma unroll 1
     while (c.unit < end) {
         begin_node();
-        const int unit_now = c.unit;
+        const int at = c.unit;
 #pragma unroll 1
         do {
             n = c.next(a, seen, o.ranks);
@@ -487,9 +489,9 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
                 p.next(stages);
             }
             c = n;
-        } while (c.unit == unit_now);
-        if (unit_now >= mine_u.first && unit_now < mine_u.first + mine_u.count)
-            put<D>(a, node, node_top, node_sum, tile, o.kv_head, unit_now - mine_u.first, mine_u.count == 1);
+        } while (c.unit == at);
+        if (at >= mine_u.first && at < mine_u.first + mine_u.count)
+            put<D>(a, node, node_top, node_sum, tile, o.kv_head, at - mine_u.first, mine_u.count == 1);
     }
 #endif
 }
