@@ -190,20 +190,20 @@ template <uint32_t TYPE> struct grid_words {
             }
         }
     }
-    /* The scales of columns 32 (2 q) and 32 (2 q + 1) of row `row`; of types with one every 16 columns those
-     * of 128 part + 16 (2 q) and 16 columns behind. */
+    /* What is stored of the scales of columns 32 (2 q) and 32 (2 q + 1) of row `row`; of types with one every
+     * 16 columns of those of 128 part + 16 (2 q) and 16 columns behind. A scale is twice that and 1. */
     static MM_HD_MEMBER void scales(int v[2], const uint8_t *st, int row, int q, int part)
     {
         uint32_t w;
         if (TYPE == KN_IQ1_M) {
             const unpack_words u = load_8(st + 4 * y.scale + 8 * row);
             w = (part ? u.w[0] >> 24 | u.w[1] << 8 : u.w[0]) >> 6 * q;
-            v[0] = (int)(2 * (w & 7) + 1), v[1] = (int)(2 * (w >> 3 & 7) + 1);
+            v[0] = (int)(w & 7), v[1] = (int)(w >> 3 & 7);
             return;
         }
         constexpr uint32_t mask = TYPE == KN_IQ1_S ? 7 : 15;
         w = load_4(st + 4 * y.scale + (unit::halves ? 8 * row + 4 * part : 4 * row)) >> 8 * q;
-        v[0] = (int)(2 * (w & mask) + 1), v[1] = (int)(2 * (w >> 4 & mask) + 1);
+        v[0] = (int)(w & mask), v[1] = (int)(w >> 4 & mask);
     }
     /* d of row g + 8 hi, an f16 in the low bits. */
     static MM_HD_MEMBER uint32_t d_of(const uint8_t *st, int g, int hi)
