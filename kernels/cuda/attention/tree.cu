@@ -308,12 +308,26 @@ __global__ void __launch_bounds__(tree_block<D>::THREADS, 1)
         const int head = tile * TILE + g + 8 * half;
         if (head >= a.n_rep) continue;
         if (a.sinks) sum.sink(half, __ldg(a.sinks + kv_head * a.n_rep + head));
-        float *out = a.out + ((int64_t)row * a.n_head + kv_head * a.n_rep + head) * D + w * F::CT * 8 + 2 * c;
+        const int col = w * F::CT * 8 + 2 * c;
+        const int64_t at = ((int64_t)row * a.n_head + kv_head * a.n_rep + head) * D + col;
 #pragma unroll
-        for (int t = 0; t < F::CT; t++)
-            *(float2 *)(out + 8 * t) = make_float2(divided(sum.y[t][2 * half], sum.sum[half]),
-                                                   divided(sum.y[t][2 * half + 1], sum.sum[half]));
+        for (int t = 0; t < F::CT; t++) {
+            float2 y = make_float2(divided(sum.y[t][2 * half], sum.sum[half]),
+                                   divided(sum.y[t][2 * half + 1], sum.sum[half]));
+            *(float2 *)(a.out + at + 8 * t) = y;
+            if (!a.prepare) continue;
+            if (a.gate) {
+                const float2 z = __ldcg((const float2 *)(a.gate + at + 8 * t));
+                y = make_float2(__fmul_rn(y.x, dev_sigmoid(z.x)), __fmul_rn(y.y, dev_sigmoid(z.y)));
+            }
+            *(float2 *)((float *)queries + head * D + col + 8 * t) = y; /* which are done with */
+        }
     }
+    if (!a.prepare) return;
+    static_assert(TILE * D * 4 <= F::QUERY, "no room for the results");
+    __syncthreads();
+    for (int from = w * 256; from < a.n_rep * D; from += F::WARPS * 256)
+        prepare_strip<D>(a, (const float *)queries + from, kv_head, row * a.n_rep + from / D, from % D);
 }
 
 typedef void (*tree_fn)(const struct tree_rows);
@@ -347,7 +361,8 @@ static size_t leaf_bytes(const struct cuda_backend *be, const struct attn *p, in
 }
 
 /* As many rows at once as the scratch has room for. */
-static int launch_halves(struct cuda_backend *be, struct tree_rows *r, const struct tree_form *f)
+static int launch_halves(struct cuda_backend *be, const struct kn_attention *ka, struct tree_rows *r,
+                         const struct tree_form *f)
 {
     struct attn *p = &r->a;
     const int32_t bound = be->head.kv_bound ? be->head.kv_bound : kv_positions(p->where);
@@ -356,6 +371,11 @@ static int launch_halves(struct cuda_backend *be, struct tree_rows *r, const str
                   most = 512 / f->threads, /* registers */
         resident = leaves ? (fit < most ? fit : most) : 2;
     r->leaves = leaves > 0;
+    /* As attention.cu's launch_few: whole blocks of 256 of a token in each kv head, by one block. */
+    p->prepare = ka->then && !cuda_attention_tuning.plain && p->n <= MM_PREP_ROWS && r->row_tiles == 1 &&
+                 p->n_rep * p->d % 256 == 0 && ka->then->n_in == (int64_t)p->n_head * p->d &&
+                 (!ka->gate || !gate_apart) && mm_preparing(be, ka->then, p->n, &p->then, &p->act);
+    p->gate = ka->gate;
     p->slots = p->window ? 0 : (bound + unit - 1) / unit;
     p->part = (float *)be->scratch_rows;
     const size_t record =
@@ -387,6 +407,7 @@ static int launch_halves(struct cuda_backend *be, struct tree_rows *r, const str
                                         dim3((unsigned)(r->rows * r->row_tiles), (unsigned)p->n_kv),
                                         dim3((unsigned)f->threads), (size_t)f->bytes, *r));
     }
+    if (p->prepare && rc == 0) mm_prepared(be, p->out, p->gate, p->n, &p->then, p->act);
     return rc;
 }
 
@@ -485,5 +506,5 @@ int attn_tree(struct cuda_backend *be, const struct kn_attention *a, const struc
     const bool size = p->d == 64 || p->d == 128 || p->d == 256 || p->d == 512;
     /* As a chain's rows: what attn_step has no form for is attn_any's. */
     if (!kv_halves(p->type) || !size) return launch_any_tree(be, a, r);
-    return launch_halves(be, &r, &f);
+    return launch_halves(be, a, &r, &f);
 }
