@@ -185,6 +185,8 @@ int cuda_attention_open(struct cuda_backend *be)
         size_t smem = 0;
         attn_fn f = attn_places_of(d, type, &smem);
         if (be->attn_places && rc == 0) rc = open_waiting(be, f, type, smem, 2, &be->attn.places[i / 2]);
+        f = attn_paths_of(d, type, 1, &smem);
+        if (be->attn_places && rc == 0) rc = open_waiting(be, f, type, smem, 2, &be->attn.paths[i / 2]);
         f = attn_alone_of(d, type, &smem);
         if (f && rc == 0 && be->cc >= 90 && smem <= (size_t)be->smem_block) rc = allow(be, f, smem);
         f = attn_columns_of(d, type, &smem);
@@ -289,6 +291,7 @@ static attn_fn turns_kernel(const struct attn *p, const struct attn_plan *plan)
     size_t smem;
     return plan->form == ATTN_STEP     ? few_kernel(p->d, p->type, plan)
            : plan->form == ATTN_STREAM ? attn_stream_of(p->d, p->type, &smem)
+           : p->tree                   ? attn_paths_of(p->d, p->type, p->n, &smem)
            : plan->form == ATTN_PLACES ? attn_places_of(p->d, p->type, &smem)
            : plan->form == ATTN_ALONE  ? attn_alone_of(p->d, p->type, &smem)
                                        : attn_columns_of(p->d, p->type, &smem);
@@ -315,7 +318,7 @@ static int launch_turns(struct cuda_backend *be, struct attn *p, const struct at
                               : dim3((unsigned)groups, (unsigned)p->n_kv, (unsigned)plan->blocks);
         rc = cuda_check(be, "attention",
                         cuda_launch(be, f, grid, dim3((unsigned)(32 * plan->warps)), plan->smem, *p));
-        if (p->fold) cuda_ring_written(be, p->k);
+        if (p->fold) cuda_ring_written(be, p->tree ? p->tail_k : p->k);
         p->early = false; /* what comes next writes where this one reads */
         if (plan->slots > 1 && step && rc == 0) rc = launch_sum(be, p);
     }
@@ -330,6 +333,18 @@ static int no_room(struct cuda_backend *be, const struct kn_attention *a, const 
         "attention: %d heads of %d over a ring of %d want more scratch than the %zu bytes reserved "
         "(reserve_kv)",
         a->n_head, p.d, kv_positions(p.where), be->scratch_rows_bytes);
+}
+
+/* Are results rounded for the product behind? Whole blocks of 256 of a token in each kv head. */
+static void prepares(struct cuda_backend *be, const struct kn_attention *a, const struct attn_plan *plan,
+                     struct attn *p)
+{
+    p->prepare = a->then && !cuda_attention_tuning.plain && p->n <= MM_PREP_ROWS &&
+                 p->n_rep * p->d % 256 == 0 && a->then->n_in == (int64_t)p->n_head * p->d &&
+                 plan->form != ATTN_ANY &&
+                 (plan->form == ATTN_CLUSTERS || plan->slots > 1 || plan->form >= ATTN_PLACES) &&
+                 (!a->gate || !gate_apart) && mm_preparing(be, a->then, p->n, &p->then, &p->act);
+    p->gate = a->gate;
 }
 
 static int launch_few(struct cuda_backend *be, const struct kn_attention *a, const struct kn_rope_store *s,
@@ -349,12 +364,7 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
         cuda_ring_written(be, p.k);
         p.q = (const float *)queries;
     }
-    /* Whole blocks of 256 of a token in each kv head. */
-    p.prepare = a->then && !cuda_attention_tuning.plain && p.n <= MM_PREP_ROWS && p.n_rep * p.d % 256 == 0 &&
-                a->then->n_in == (int64_t)p.n_head * p.d && plan->form != ATTN_ANY &&
-                (plan->form == ATTN_CLUSTERS || plan->slots > 1 || plan->form >= ATTN_PLACES) &&
-                (!a->gate || !gate_apart) && mm_preparing(be, a->then, p.n, &p.then, &p.act);
-    p.gate = a->gate;
+    prepares(be, a, plan, &p);
     if (plan->form == ATTN_CLUSTERS) return launch_clusters(be, a, &p, plan);
     if (plan->form == ATTN_ANY) return launch_any(be, a, p);
     return launch_turns(be, &p, plan);
@@ -410,6 +420,25 @@ static int attend_sparse(struct cuda_backend *be, const struct kn_attention *a, 
                                     : attn_prefill_sparse(be, a, p, plan, &lists);
 }
 
+/* Rows of a tree: s stores into the tail. */
+static int attend_tree(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a,
+                       const struct attn_call *c, struct attn p)
+{
+    const struct cuda_device dev = cuda_device_of(be);
+    struct attn_plan plan;
+    int rc = attn_tree_check(be, a);
+    if (rc) return rc;
+    const bool places = attn_plan_tree(&dev, &be->attn, c, &plan);
+    if (s && !(places && plan.fold) && (rc = cuda_rope_store((struct kn_backend *)be, s))) return rc;
+    if (!places) return attn_tree(be, a, &p);
+    cuda_count(be, CUDA_ATTN_PATHS);
+    if (plan.fold) fold(&p, s, plan.tiles);
+    p.tree = a->tree, p.tail_k = a->tail->k, p.tail_v = a->tail->v;
+    p.early = p.known = reads_early(be, a, !p.fold);
+    prepares(be, a, &plan, &p);
+    return launch_turns(be, &p, &plan);
+}
+
 /* s: NULL, or what comes before. */
 static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a)
 {
@@ -430,9 +459,6 @@ static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const 
     p.d = kv->head_dim, p.where = kv_where_of(kv), p.window = a->window, p.type = kv_form(kv->type);
     p.scale = a->scale, p.causal = a->causal;
     p.rep_inverse = p.n_rep > 1 ? (uint32_t)((1ull << 32) / (uint64_t)p.n_rep + 1) : 0;
-    if (a->tree)
-        return s ? cuda_fail(be, KN_EINVAL, "attend: rows of a tree (expected rope_store, then attention)")
-                 : attn_tree(be, a, &p);
     const struct cuda_device dev = cuda_device_of(be);
     struct attn_call c = {};
     c.n = p.n, c.n_head = p.n_head, c.n_kv = p.n_kv, c.d = p.d, c.window = p.window, c.causal = p.causal;
@@ -442,6 +468,7 @@ static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const 
     c.maps = a->n > FEW && attn_group_takes(be, &p);
     c.scratch_bytes = be->scratch_rows_bytes;
     c.whole = a->sparse != NULL;
+    if (a->tree) return attend_tree(be, s, a, &c, p);
     const struct attn_plan plan = attn_plan_of(&dev, &be->attn, &c);
     static_assert(CUDA_ATTN_ANY + ATTN_GROUP == CUDA_ATTN_GROUP, "forms.h has attn_form's order");
     cuda_count(be, (enum cuda_form)(CUDA_ATTN_ANY + plan.form));
@@ -460,9 +487,11 @@ int cuda_attend(struct kn_backend *kb, const struct kn_rope_store *s, const stru
     struct cuda_backend *be = cuda_of(kb);
     const int rc = cuda_check_store(be, s, a->n);
     if (rc) return rc;
-    if (s->next || s->q != a->q || s->pos != a->pos || s->n_head != a->n_head || s->kv->k != a->kv->k)
+    const struct kn_kv *kv = a->tree ? a->tail : a->kv; /* a tree's rows have rows of the tail */
+    if (s->next || s->q != a->q || (!a->tree && s->pos != a->pos) || s->n_head != a->n_head || !kv ||
+        s->kv->k != kv->k)
         return cuda_fail(be, KN_EINVAL, "attend: rope_store and attention of different rows");
-    if (be->chain_steps && a->n == 1) {
+    if (be->chain_steps && a->n == 1 && !a->tree) {
         const int kept = chain_attend(be, s, a);
         if (kept) return kept < 0 ? kept : 0;
     }

@@ -97,6 +97,12 @@ size_t attn_places_bytes(int32_t d)
     return d == 128 ? 88832 : d == 256 ? 89600 : 0;
 }
 
+size_t attn_paths_bytes(int32_t d, int32_t n)
+{
+    const size_t one = attn_places_bytes(d);
+    return one ? one + 1536 + (size_t)(4 * (n + 1) * (d + 8)) : 0;
+}
+
 size_t attn_columns_block_bytes(int32_t d)
 {
     return d == 512 ? 210888 : 0;
@@ -275,24 +281,29 @@ static void waiting(struct attn_plan *p, enum attn_form form, int32_t resident, 
     p->groups = p->turn = tiles;
     p->leaves = 1, p->slots = slots;
 }
-/* attn_places, whose blocks wait for each other, where it was measured to win: from five rows on, heads of
- * 128 and 256; before clusters from two on. */
-static bool plan_places(const struct cuda_device *dev, const struct attn_device *attn,
-                        const struct attn_call *c, struct attn_plan *p)
+/* Blocks of attn_places that are resident together: so many a multiprocessor at most, each of smem bytes. */
+static bool fill_places(const struct cuda_device *dev, const struct attn_call *c, int32_t slots,
+                        int32_t resident, size_t smem, struct attn_plan *p)
 {
-    const int32_t d = c->d, tiles = call_tiles(c), side = ATTN_PLACES_SIDE(d);
+    const int32_t d = c->d, tiles = call_tiles(c), side = ATTN_PLACES_SIDE(d),
+                  most = (slots + side - 1) / side;
     const int64_t at_once = (int64_t)c->n_kv * tiles;
-    int32_t slots, resident = attn->places[attn_size_index(d)];
-    if (!places_slots(attn, c, &slots) || !takes(ATTN_PLACES, dev, c)) return false;
-    if (cuda_attention_tuning.places == 0 && c->n < (places_first(c, slots) ? 2 : 5)) return false;
-    const int32_t most = (slots + side - 1) / side;
-    const size_t smem = attn_places_bytes(d);
     while (resident && smem > room_of(dev, resident)) resident--;
     const int64_t fill = (int64_t)dev->sm_count * resident / at_once;
     if (fill < 1 || at_once * slots * place_bytes(d) > ATTN_PLACES_BYTES) return false;
     waiting(p, ATTN_PLACES, resident, smem, tiles, slots);
     p->blocks = fill < most ? (int32_t)fill : most;
     return true;
+}
+/* attn_places, whose blocks wait for each other, where it was measured to win: from five rows on, heads of
+ * 128 and 256; before clusters from two on. */
+static bool plan_places(const struct cuda_device *dev, const struct attn_device *attn,
+                        const struct attn_call *c, struct attn_plan *p)
+{
+    int32_t slots;
+    if (!places_slots(attn, c, &slots) || !takes(ATTN_PLACES, dev, c)) return false;
+    if (cuda_attention_tuning.places == 0 && c->n < (places_first(c, slots) ? 2 : 5)) return false;
+    return fill_places(dev, c, slots, attn->places[attn_size_index(c->d)], attn_places_bytes(c->d), p);
 }
 
 #define COLUMNS_ROWS 5 /* from which on heads of 512 are for attn_columns */
@@ -510,6 +521,18 @@ static bool plan_group(const struct cuda_device *dev, const struct attn_call *c,
         return false;
     p->form = ATTN_GROUP;
     p->smem = ATTN_GROUP_BYTES;
+    return true;
+}
+
+bool attn_plan_tree(const struct cuda_device *dev, const struct attn_device *attn, const struct attn_call *c,
+                    struct attn_plan *p)
+{
+    int32_t slots;
+    memset(p, 0, sizeof *p);
+    if (c->window || !places_slots(attn, c, &slots) || !takes(ATTN_PLACES, dev, c)) return false;
+    if (!fill_places(dev, c, slots, attn->paths[attn_size_index(c->d)], attn_paths_bytes(c->d, c->n), p))
+        return false;
+    p->fold = folds(c, p);
     return true;
 }
 

@@ -54,7 +54,8 @@ bool attn_form_takes(enum attn_form form, const struct cuda_device *dev, int32_t
 /* What the device said when the backend was opened. [ATTN_SIZES]: by head size. */
 struct attn_device {
     int32_t clusters[ATTN_SIZES][2][NEAR_LEAVES]; /* resident together: of 8 or 16 blocks, leaves a block */
-    int32_t places[ATTN_SIZES], columns[ATTN_SIZES]; /* resident blocks a multiprocessor of these kernels */
+    int32_t places[ATTN_SIZES], columns[ATTN_SIZES]; /* resident blocks a multiprocessor of these kernels, */
+    int32_t paths[ATTN_SIZES];                       /* of attn_places over rows of a tree */
     bool waits; /* blocks may wait for each other: there is memory for what they hand on */
 };
 
@@ -86,6 +87,9 @@ struct attn_plan {
 
 struct attn_plan attn_plan_of(const struct cuda_device *dev, const struct attn_device *attn,
                               const struct attn_call *c);
+/* Rows of a tree by attn_places; false: by the kernels of attention/tree.cu. */
+bool attn_plan_tree(const struct cuda_device *dev, const struct attn_device *attn, const struct attn_call *c,
+                    struct attn_plan *p);
 /* Rope_stores that attention has the arithmetic of. */
 bool attn_can_fold(int32_t n, int32_t d, int32_t n_rot, bool interleaved);
 /* Bytes of scratch that calls of up to n rows want: kn_ops.reserve_kv. */
@@ -102,6 +106,7 @@ size_t attn_step_bytes(int32_t d, int32_t tiles, int32_t stages);
 size_t attn_stream_bytes(int32_t d);
 size_t attn_near_bytes(int32_t d, int32_t blocks, int32_t leaves);
 size_t attn_places_bytes(int32_t d);
+size_t attn_paths_bytes(int32_t d, int32_t n); /* rows of a tree */
 size_t attn_columns_block_bytes(int32_t d);
 size_t attn_alone_bytes(int32_t d);
 /* Of a leaf's codes of n columns of a head of d; of a block. */
