@@ -164,11 +164,11 @@ static int open_near(struct cuda_backend *be, int i, uint32_t type)
 int cuda_attention_open(struct cuda_backend *be)
 {
     if (be->cc >= 90 && !be->generic) {
-        be->attn_places = (float *)cuda_alloc((struct kn_backend *)be, ATTN_PLACES_BYTES + ATTN_MADE_BYTES);
+        be->attn_places = (float *)cuda_alloc((struct kn_backend *)be, ATTN_PATHS_BYTES + ATTN_MADE_BYTES);
         if (!be->attn_places) return KN_EMEM;
         be->attn.waits = true;
-        const int rc = cuda_check(be, "attention",
-                                  cudaMemsetAsync(be->attn_places, 0xff, ATTN_PLACES_BYTES, be->stream));
+        const int rc =
+            cuda_check(be, "attention", cudaMemsetAsync(be->attn_places, 0xff, ATTN_PATHS_BYTES, be->stream));
         if (rc) return rc;
     }
     static const uint32_t types[] = {KN_F16, KN_BF16};
@@ -359,7 +359,7 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
     if (plan->form == ATTN_CODES) return attn_codes_launch(be, a, &p, plan);
     p.early = p.known = reads_early(be, a, !p.fold);
     if (plan->form == ATTN_COLUMNS) {
-        unsigned char *queries = (unsigned char *)be->attn_places + ATTN_PLACES_BYTES;
+        unsigned char *queries = (unsigned char *)be->attn_places + ATTN_PATHS_BYTES;
         if ((rc = attn_rows_launch(be, s, &p, queries))) return rc;
         cuda_ring_written(be, p.k);
         p.q = (const float *)queries;

@@ -21,7 +21,8 @@ extern "C" {
 #define ATTN_PLACE_FLOATS 260        /* attention/leaves.cuh: 256 results; (top, sum) of one row or two */
 #define NEAR_LEAVES 2                /* of a block of attention in clusters at most */
 #define ATTN_SIZES 4                 /* heads of 64, 128, 256 and 512 have kernels of their own */
-#define ATTN_PLACES_BYTES (16 << 20) /* of what blocks of attn_places hand each other */
+#define ATTN_PLACES_BYTES (16 << 20) /* of what blocks of attn_places hand each other, */
+#define ATTN_PATHS_BYTES (36 << 20)  /* and over rows of a tree */
 #define ATTN_MADE_BYTES (2 << 20)    /* of queries as attn_columns wants them */
 
 enum attn_form {
