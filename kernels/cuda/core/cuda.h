@@ -41,6 +41,8 @@ struct cuda_attention_tuning {
                     do */
     int prefill; /* 1: more than 64 rows without products of four warps */
     int alone;   /* 17 to 64 rows, a block a tile (attn_alone): 1: never; 2: any rows, wherever it can be */
+    int far; /* 2 to 64 rows over long contexts by products of four warps (attn_far): 1: never; 2: wherever it
+                can be, with nodes or leaves as unit says */
     int made; /* rows that a launch before makes (attn_made, attn_columns): 1: never; 2: wherever it can be */
 };
 extern struct cuda_attention_tuning cuda_attention_tuning;

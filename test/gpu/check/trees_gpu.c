@@ -89,6 +89,9 @@ static const struct attention_case {
     {33, 1, 8, 20, 1, 64, 512, 400, 100, KN_F16, KN_Q8_0},
     {9, 2, 8, 6, 2, 96, 512, 300, 0, KN_Q4_0, KN_Q5_0},
     {9, 2, 8, 32, 8, 128, 512, 250, 0, KN_Q4_0, KN_BF16},
+    {16, 2, 8, 32, 8, 128, 9216, 700, 0, KN_F16, KN_F16}, /* by leaves where positions are promised */
+    {31, 3, 31, 24, 4, 256, 9216, 1020, 0, KN_BF16, KN_BF16},
+    {16, 2, 16, 32, 4, 512, 9216, 777, 0, KN_F16, KN_F16},
     {31, 2, 8, 32, 2, 512, 16384, 9000, 0, KN_Q4_0, KN_Q4_0}, /* not all at once: 30 rows, then one */
 };
 
@@ -116,7 +119,7 @@ static bool same_row(const float *a, const float *b, size_t n, bool nans)
 }
 
 /* bound: and the last row's value is a NaN, of which no other row may see anything. */
-static void check_attention_case(const struct attention_case *c, bool bound)
+static void check_attention_case(const struct attention_case *c, bool bound, bool sinks)
 {
     const struct kn_ops *op = kn_op(gpu);
     struct kn_tree t;
@@ -136,6 +139,7 @@ static void check_attention_case(const struct attention_case *c, bool bound)
     kv.k = put(gpu, hk, bk * (size_t)c->cap), kv.v = put(gpu, hv, bv * (size_t)c->cap);
     tail.k = put(gpu, tk, bk * KN_CYCLE_ROWS), tail.v = put(gpu, tv, bv * KN_CYCLE_ROWS);
     float *dq = put(gpu, q, row * (size_t)c->n * 4), *out = put(gpu, NULL, row * (size_t)c->n * 4);
+    float *sunk = put(gpu, q, (size_t)c->n_head * 4);
     struct kn_tree *dt = put(gpu, &t, sizeof t);
     struct kn_attention a = {.q = dq,
                              .out = out,
@@ -147,7 +151,8 @@ static void check_attention_case(const struct attention_case *c, bool bound)
                              .causal = true,
                              .window = c->window,
                              .tree = dt,
-                             .tail = &tail};
+                             .tail = &tail,
+                             .sinks = sinks ? sunk : NULL};
     kn_bound(gpu, bound ? c->base + KN_CYCLE_ROWS : 0);
     must(gpu, "attention", op->attention(gpu, &a));
     float *got = get(gpu, out, row * (size_t)c->n * 4);
@@ -174,10 +179,11 @@ static void check_attention_case(const struct attention_case *c, bool bound)
     }
     kn_bound(gpu, 0);
     verdict(!other,
-            "tree attention, %d rows at %d, %d/%d heads of %d, window %d, %s and %s%s: %d rows differ%s%d",
+            "tree attention, %d rows at %d, %d/%d heads of %d, window %d, %s and %s%s%s: %d rows differ%s%d",
             c->n, c->base, c->n_head, c->n_kv, c->d, c->window, kn_kv_name(c->k), kn_kv_name(c->v),
-            bound ? ", a bound" : "", other, other ? ", first " : " of ", other ? first : c->n);
-    drop(gpu, dq), drop(gpu, out), drop(gpu, dt);
+            bound ? ", a bound" : "", sinks ? ", sinks" : "", other, other ? ", first " : " of ",
+            other ? first : c->n);
+    drop(gpu, dq), drop(gpu, out), drop(gpu, dt), drop(gpu, sunk);
     drop(gpu, kv.k), drop(gpu, kv.v), drop(gpu, tail.k), drop(gpu, tail.v);
     free(hk), free(hv), free(tk), free(tv), free(q), free(got);
 }
@@ -602,7 +608,7 @@ int main(int argc, char **argv)
     struct forms before = {{0}};
     if (cuda) before = forms_now(gpu);
     for (size_t i = 0; i < sizeof attention_cases / sizeof *attention_cases; i++)
-        for (int bound = 0; bound < 2; bound++) check_attention_case(&attention_cases[i], bound);
+        for (int k = 0; k < 4; k++) check_attention_case(&attention_cases[i], k % 2, k / 2);
     for (size_t i = 0; i < sizeof attention_cases / sizeof *attention_cases; i++) {
         const struct attention_case *c = &attention_cases[i];
         if (c->k != c->v || (c->k != KN_F16 && c->k != KN_BF16)) continue;
