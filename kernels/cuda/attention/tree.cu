@@ -11,7 +11,8 @@
  *
  * Products, weights and sums are those of attn_step with several tiles, so a row has the bits of a chain's.
  * Bound: the ring's keys once a tile through the L2 cache, and 128 keys a row. attn_tree_any is for types and
- * heads that have no other form; it is attn_any by paths. Quantised caches: codes.cuh. */
+ * heads that have no other form; it is attn_any by paths. Quantised caches: codes.cuh. Heads of 128 and 256
+ * over few keys: attn_places (paths.cuh). */
 #include "codes_launch.cuh"
 #include "few.cuh"
 
