@@ -11,7 +11,8 @@
  *
  * Products, weights and sums are those of attn_step with several tiles, so a row has the bits of a chain's.
  * Bound: the ring's keys once a tile through the L2 cache, and 128 keys a row. attn_tree_any is for types and
- * heads that have no other form; it is attn_any by paths. Quantised caches: codes.cuh. */
+ * heads that have no other form; it is attn_any by paths. Quantised caches: codes.cuh. Heads of 128 and 256
+ * over few keys: attn_places (paths.cuh). */
 #include "codes_launch.cuh"
 #include "few.cuh"
 
@@ -482,13 +483,19 @@ static int launch_any_tree(struct cuda_backend *be, const struct kn_attention *a
         cuda_launch(be, f, dim3((unsigned)r.a.n_head, (unsigned)r.a.n), dim3(KN_KV_SPLIT), 0, u));
 }
 
-int attn_tree(struct cuda_backend *be, const struct kn_attention *a, const struct attn *p)
+int attn_tree_check(struct cuda_backend *be, const struct kn_attention *a)
 {
     const struct kn_kv *tail = a->tail;
     if (!a->causal || a->first || !tail || a->n > KN_CYCLE_ROWS || tail->head_dim != a->kv->head_dim ||
         tail->n_head_kv != a->kv->n_head_kv || tail->type.k != a->kv->type.k || tail->type.v != a->kv->type.v)
         return cuda_fail(be, KN_EINVAL,
                          "attention: %d rows of a tree, not causal or without a tail like the cache", a->n);
+    return 0;
+}
+
+int attn_tree(struct cuda_backend *be, const struct kn_attention *a, const struct attn *p)
+{
+    const struct kn_kv *tail = a->tail;
     struct tree_rows r = {};
     r.a = *p;
     r.tree = a->tree, r.tail_k = tail->k, r.tail_v = tail->v;
