@@ -35,7 +35,7 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const __grid_cons
         const int key = s * KN_KV_SPLIT + t, from = max(lo - s * KN_KV_SPLIT, 0),
                   to = min(hi - s * KN_KV_SPLIT, KN_KV_SPLIT);
         const int64_t base = KV_SLOT(a.where, s * KN_KV_SPLIT);
-        float x = -INFINITY, here;
+        float x = -INFINITY;
         __syncthreads();
         if (key >= lo && key < hi) {
             x = 0.0f;
@@ -43,22 +43,7 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const __grid_cons
                 x = __fmaf_rn(q[i], kv_number<K>::get(p.k, a.n_kv, a.d, base + t, kv_head, i), x);
             x = __fmul_rn(x, a.scale);
         }
-        here = x;
-        for (int i = 16; i; i >>= 1) here = fmaxf(here, __shfl_xor_sync(~0u, here, i));
-        if (t % 32 == 0) tree[t / 32] = here;
-        __syncthreads();
-        for (int i = 0; i < KN_KV_SPLIT / 32; i++) here = fmaxf(here, tree[i]);
-        here = fmaxf(here, top);
-        x = any_weight(x, here);
-        w[t] = x;
-        for (int i = 16; i; i >>= 1) x = __fadd_rn(x, __shfl_xor_sync(~0u, x, i));
-        __syncthreads();
-        if (t % 32 == 0) tree[t / 32] = x;
-        __syncthreads();
-        const float f = any_weight(top, here);
-        sum = __fmul_rn(sum, f);
-        for (int i = 0; i < KN_KV_SPLIT / 32; i++) sum = __fadd_rn(sum, tree[i]);
-        top = here;
+        const float f = any_weigh(x, top, sum, w, tree);
         for (int i = 0; i < 2; i++) {
             const int d = t + i * KN_KV_SPLIT;
             if (d >= a.d) break;

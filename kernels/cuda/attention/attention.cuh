@@ -556,6 +556,30 @@ DEV float any_weight(float x, float top)
 {
     return dev_exp(__fsub_rn(x, top == -INFINITY ? 0.0f : top));
 }
+/* A thread has the score of a key, of KN_KV_SPLIT at a time (-INFINITY: it is not seen). w: their weights
+ * under the maximum so far, top; sum: with those before. What was added before takes the factor that is
+ * returned. */
+DEV float any_weigh(float x, float &top, float &sum, float w[KN_KV_SPLIT], float tree[KN_KV_SPLIT / 32])
+{
+    const int t = threadIdx.x;
+    float here = x;
+    for (int i = 16; i; i >>= 1) here = fmaxf(here, __shfl_xor_sync(~0u, here, i));
+    if (t % 32 == 0) tree[t / 32] = here;
+    __syncthreads();
+    for (int i = 0; i < KN_KV_SPLIT / 32; i++) here = fmaxf(here, tree[i]);
+    here = fmaxf(here, top);
+    x = any_weight(x, here);
+    w[t] = x;
+    for (int i = 16; i; i >>= 1) x = __fadd_rn(x, __shfl_xor_sync(~0u, x, i));
+    __syncthreads();
+    if (t % 32 == 0) tree[t / 32] = x;
+    __syncthreads();
+    const float f = any_weight(top, here);
+    sum = __fmul_rn(sum, f);
+    for (int i = 0; i < KN_KV_SPLIT / 32; i++) sum = __fadd_rn(sum, tree[i]);
+    top = here;
+    return f;
+}
 /* The sink, after all keys that are seen: a key of this score and the value zero. */
 DEV void any_sink(float top, float &sum, float acc[2], float sink)
 {

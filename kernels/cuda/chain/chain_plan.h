@@ -22,7 +22,7 @@ typedef int32_t kv_where; /* attention/kv.cuh */
 #define CHAIN_MATRICES 4      /* of a step */
 #define CHAIN_WIDTH 65536     /* outputs of a step, at most */
 #define CHAIN_NORM_BLOCKS 2   /* of 256 columns that a warp keeps of a row that is normed */
-#define CHAIN_K_NORM_BLOCKS 3 /* the same in chain/kernel_k.cu */
+#define CHAIN_K_NORM_BLOCKS 3 /* the same in chain/kernel.cuh */
 #define CHAIN_POST_WIDTH (256 * CHAIN_K_NORM_BLOCKS * CHAIN_WARPS)
 #define CHAIN_ROW_BLOCKS 2      /* of a row that is not, read at a time */
 #define CHAIN_ROW 308           /* bytes of activations for 256 columns: chain/pair.cuh */
@@ -310,7 +310,7 @@ struct chain_state {
     bool attends, far, items;    /* items: steps that chain_is_other knows */
     bool coded;                  /* and far: it attends over quantised keys and values */
     bool wide;                   /* rows of more than 4,096 columns are normed */
-    bool nets;                   /* delta nets or gated rows: forms of chain/kernel_k.cu alone have them */
+    bool nets;                   /* delta nets or gated rows: forms of chain/kernel.cuh alone have them */
     bool rounded;                /* the row that it begins with may not be in memory, but rounded */
     bool gemma;                  /* chain/post.cuh, chain/wide.cuh */
     struct chain_add_op waits;   /* behind the newest step, for the product that reads it */

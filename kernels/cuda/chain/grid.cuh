@@ -108,7 +108,8 @@ DEV void grid_panel(int sum[2], const uint8_t *st, chain_lane &l, uint32_t u, gr
         for (int hi = 0; hi < 2; hi++) {
             int v[2];
             unit::scales(v, st, g + 8 * hi, q, part);
-            sum[hi] += (c[0][2 * hi] + c[1][2 * hi]) * v[0] + (c[0][2 * hi + 1] + c[1][2 * hi + 1]) * v[1];
+            const int low = c[0][2 * hi] + c[1][2 * hi], top = c[0][2 * hi + 1] + c[1][2 * hi + 1];
+            sum[hi] += 2 * (low * v[0] + top * v[1]) + (low + top);
         }
     }
 }

@@ -20,7 +20,7 @@
 /* Word `at` of the table, bytes: of a device that at CHAIN_GRID_AT in shared memory, known when it is
  * compiled, for any other place would be an addition. page: of the host. */
 #define GRID_SHARED 1024 /* where a block's own shared memory begins: what is before is the system's */
-MM_HD uint32_t grid_load(const uint8_t *page, uint32_t at)
+MM_HD uint32_t grid_load_word(const uint8_t *page, uint32_t at)
 {
 #ifdef __CUDA_ARCH__
     uint32_t v;
@@ -43,6 +43,15 @@ MM_HD uint32_t grid_none()
     return none;
 #else
     return 0;
+#endif
+}
+/* v * m >> 32: to the right by a multiplication, where m is a power of two that grid_none hides. */
+MM_HD uint32_t grid_times(uint32_t v, uint32_t m)
+{
+#ifdef __CUDA_ARCH__
+    return __umulhi(v, m);
+#else
+    return (uint32_t)((uint64_t)v * m >> 32);
 #endif
 }
 /* (v & mask) | rest. */
@@ -106,17 +115,17 @@ template <uint32_t TYPE> struct grid_words {
     static constexpr bool lines = chain_grid_lines(TYPE);
     const uint8_t *st, *table;
     int own;
-    uint32_t mine, block;      /* the lane's byte of a line; bytes of a block */
-    uint32_t high[3], sign[4]; /* high: turned so that place 0 is where an address or index has it */
-    uint32_t order, less;      /* bytes as they are; -1 */
-    unpack_words index;        /* of four steps */
+    uint32_t mine, block;       /* the lane's byte of a line; bytes of a block */
+    uint32_t high[3], sign[4];  /* high: turned so that place 0 is where an address or index has it */
+    uint32_t order, less, down; /* bytes as they are; -1; 2^16 */
+    unpack_words index;         /* of four steps */
 
     MM_HD_MEMBER void open(const uint8_t *at, int lane, const uint8_t *page, const grid_slot &s,
                            uint32_t none)
     {
         st = at, table = page, own = unit::four ? lane : lane / 2;
         mine = grid_lane_at<TYPE>(lane, s), block = grid_block<TYPE>(s);
-        order = 0x32103210 ^ none, less = 0xffffffff ^ none;
+        order = 0x32103210 ^ none, less = 0xffffffff ^ none, down = 0x10000 ^ none;
         UNPACK_UNROLL for (int k = 0; k < unit::planes; k++) high[k] =
             load_4(st + 4 * y.high + (unit::four ? 128 : 64) * k + 4 * own);
         if (unit::planes > 1) { /* two bits of even places, then of odd ones */
@@ -168,7 +177,7 @@ template <uint32_t TYPE> struct grid_words {
                 if (unit::planes > 1) at = grid_choice(grid_turned(high[hi], place - hi), 3 * bit, at);
                 if (unit::planes > 2) at = grid_choice(grid_turned(high[2], place), 4 * bit, at);
                 if (!lines) at = at * block + mine;
-                const uint32_t word = grid_load(table, at), some = hi ? signs >> 16 : signs;
+                const uint32_t word = grid_load_word(table, at), some = hi ? grid_times(signs, down) : signs;
                 if (unit::one) {
                     const uint32_t w = TYPE == KN_IQ1_M ? sign[0] << (31 - place) : sign[hi] << (28 - 4 * j);
                     a[2 * s + hi] = word;
@@ -181,20 +190,20 @@ template <uint32_t TYPE> struct grid_words {
             }
         }
     }
-    /* The scales of columns 32 (2 q) and 32 (2 q + 1) of row `row`; of types with one every 16 columns those
-     * of 128 part + 16 (2 q) and 16 columns behind. */
+    /* What is stored of the scales of columns 32 (2 q) and 32 (2 q + 1) of row `row`; of types with one every
+     * 16 columns of those of 128 part + 16 (2 q) and 16 columns behind. A scale is twice that and 1. */
     static MM_HD_MEMBER void scales(int v[2], const uint8_t *st, int row, int q, int part)
     {
         uint32_t w;
         if (TYPE == KN_IQ1_M) {
             const unpack_words u = load_8(st + 4 * y.scale + 8 * row);
             w = (part ? u.w[0] >> 24 | u.w[1] << 8 : u.w[0]) >> 6 * q;
-            v[0] = (int)(2 * (w & 7) + 1), v[1] = (int)(2 * (w >> 3 & 7) + 1);
+            v[0] = (int)(w & 7), v[1] = (int)(w >> 3 & 7);
             return;
         }
         constexpr uint32_t mask = TYPE == KN_IQ1_S ? 7 : 15;
         w = load_4(st + 4 * y.scale + (unit::halves ? 8 * row + 4 * part : 4 * row)) >> 8 * q;
-        v[0] = (int)(2 * (w & mask) + 1), v[1] = (int)(2 * (w >> 4 & mask) + 1);
+        v[0] = (int)(w & mask), v[1] = (int)(w >> 4 & mask);
     }
     /* d of row g + 8 hi, an f16 in the low bits. */
     static MM_HD_MEMBER uint32_t d_of(const uint8_t *st, int g, int hi)

@@ -132,8 +132,8 @@ template <uint32_t T> static int words_of(uint32_t first, uint32_t log)
                 int v[2];
                 got.scales(v, st.data(), g + 8 * hi, q, part);
                 for (int k = 0; k < 2; k++)
-                    wrong += v[k] != (unit::halves ? want.scale_of(4 * part + q, k, hi)
-                                                   : want.scale_of(2 * q + k, 0, hi));
+                    wrong += 2 * v[k] + 1 != (unit::halves ? want.scale_of(4 * part + q, k, hi)
+                                                           : want.scale_of(2 * q + k, 0, hi));
             }
         }
     }

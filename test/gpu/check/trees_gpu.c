@@ -73,6 +73,9 @@ static const struct attention_case {
     {33, 1, 8, 20, 1, 64, 512, 400, 100, KN_F16, KN_Q8_0},
     {9, 2, 8, 6, 2, 96, 512, 300, 0, KN_Q4_0, KN_Q5_0},
     {9, 2, 8, 32, 8, 128, 512, 250, 0, KN_Q4_0, KN_BF16},
+    {16, 2, 8, 32, 8, 128, 9216, 700, 0, KN_F16, KN_F16}, /* by leaves where positions are promised */
+    {31, 3, 31, 24, 4, 256, 9216, 1020, 0, KN_BF16, KN_BF16},
+    {16, 2, 16, 32, 4, 512, 9216, 777, 0, KN_F16, KN_F16},
     {31, 2, 8, 32, 2, 512, 16384, 9000, 0, KN_Q4_0, KN_Q4_0}, /* not all at once: 30 rows, then one */
 };
 
@@ -91,6 +94,54 @@ static void *random_cache(const struct kn_kv *kv, bool values, size_t rows)
     return p;
 }
 
+/* What a product makes of the results, told of it before (a->then) or not; gated: by op->gate_linear. */
+static float *product_of(const struct kn_attention *a, const struct kn_weight *w, const float *gate,
+                         bool told)
+{
+    enum { N_OUT = 48 };
+    const struct kn_ops *op = kn_op(gpu);
+    struct kn_attention b = *a;
+    float *y = put(gpu, NULL, (size_t)a->n * N_OUT * 4);
+    b.then = told ? w : NULL, b.gate = told ? gate : NULL;
+    must(gpu, "attention", op->attention(gpu, &b));
+    if (gate)
+        must(gpu, "gate_linear", op->gate_linear(gpu, y, w, b.out, gate, a->n));
+    else
+        must(gpu, "linear", op->linear(gpu, y, w, b.out, a->n, false));
+    return take(gpu, y, (size_t)a->n * N_OUT * 4);
+}
+static bool check_product(const struct kn_attention *a)
+{
+    enum { N_OUT = 48 };
+    static const uint32_t types[] = {KN_Q4_K, KN_Q8_0, KN_Q4_1, KN_F16};
+    const struct kn_ops *op = kn_op(gpu);
+    const int64_t n_in = (int64_t)a->n_head * a->kv->head_dim;
+    float *x = gaussians((size_t)n_in, 1.0f), *rows = gaussians((size_t)a->n * (size_t)n_in, 1.0f),
+          *gate = put(gpu, rows, (size_t)a->n * (size_t)n_in * 4);
+    bool same = true;
+    for (int k = 0; k < 4 && n_in % 256 == 0; k++) {
+        const size_t row = kn_row_bytes(types[k], n_in);
+        char *packed = malloc(N_OUT * row);
+        struct kn_weight w = {0};
+        for (int i = 0; i < N_OUT; i++) {
+            x[i] += 1.0f;
+            if (kn_encode_row(types[k], x, packed + (size_t)i * row, n_in, NULL)) die("encode", "weights");
+        }
+        must(gpu, "weight_load", op->weight_load(gpu, &w, types[k], n_in, N_OUT, packed, KN_USE_LINEAR));
+        for (int gated = 0; gated < (op->gate_linear ? 2 : 1); gated++) {
+            float *b = product_of(a, &w, gated ? gate : NULL, false),
+                  *t = product_of(a, &w, gated ? gate : NULL, true);
+            same &= !memcmp(b, t, (size_t)a->n * N_OUT * 4);
+            free(b), free(t);
+        }
+        op->weight_free(gpu, &w);
+        free(packed);
+    }
+    drop(gpu, gate);
+    free(x), free(rows);
+    return same;
+}
+
 static void check_attention_case(const struct attention_case *c, bool bound, bool sinks)
 {
     const struct kn_ops *op = kn_op(gpu);
@@ -104,7 +155,7 @@ static void check_attention_case(const struct attention_case *c, bool bound, boo
                   *tk = random_cache(&kv, false, KN_CYCLE_ROWS), *tv = random_cache(&kv, true, KN_CYCLE_ROWS);
     float *q = gaussians(row * (size_t)c->n, 1.0f);
     make_tree(&t, c->n, c->deep, c->most, c->base, 9);
-    must(gpu, "reserve", op->reserve(gpu, c->n, 64, 0, c->n_head, c->d));
+    must(gpu, "reserve", op->reserve(gpu, c->n, (int64_t)row, 0, c->n_head, c->d));
     must(gpu, "reserve_kv", op->reserve_kv(gpu, c->n, c->n_head, &kv, c->window));
     kv.k = put(gpu, hk, bk * (size_t)c->cap), kv.v = put(gpu, hv, bv * (size_t)c->cap);
     tail.k = put(gpu, tk, bk * KN_CYCLE_ROWS), tail.v = put(gpu, tv, bv * KN_CYCLE_ROWS);
@@ -126,6 +177,7 @@ static void check_attention_case(const struct attention_case *c, bool bound, boo
     kn_bound(gpu, bound ? c->base + KN_CYCLE_ROWS : 0);
     must(gpu, "attention", op->attention(gpu, &a));
     float *got = get(gpu, out, row * (size_t)c->n * 4);
+    const bool product = bound || check_product(&a);
     int other = 0, first = -1;
     for (int32_t r = 0; r < c->n; r++) { /* its path, as a chain writes it into the ring */
         const int32_t n = t.pos[r] - t.pos[0] + 1;
@@ -147,11 +199,12 @@ static void check_attention_case(const struct attention_case *c, bool bound, boo
         }
     }
     kn_bound(gpu, 0);
-    verdict(!other,
-            "tree attention, %d rows at %d, %d/%d heads of %d, window %d, %s and %s%s%s: %d rows differ%s%d",
-            c->n, c->base, c->n_head, c->n_kv, c->d, c->window, kn_kv_name(c->k), kn_kv_name(c->v),
-            bound ? ", a bound" : "", sinks ? ", sinks" : "", other, other ? ", first " : " of ",
-            other ? first : c->n);
+    verdict(
+        !other && product,
+        "tree attention, %d rows at %d, %d/%d heads of %d, window %d, %s and %s%s%s: %d rows differ%s%d%s",
+        c->n, c->base, c->n_head, c->n_kv, c->d, c->window, kn_kv_name(c->k), kn_kv_name(c->v),
+        bound ? ", a bound" : "", sinks ? ", sinks" : "", other, other ? ", first " : " of ",
+        other ? first : c->n, product ? "" : ", other bits of a product that it was told of");
     drop(gpu, dq), drop(gpu, out), drop(gpu, dt), drop(gpu, sunk);
     drop(gpu, kv.k), drop(gpu, kv.v), drop(gpu, tail.k), drop(gpu, tail.v);
     free(hk), free(hv), free(tk), free(tv), free(q), free(got);
