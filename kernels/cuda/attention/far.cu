@@ -50,6 +50,7 @@ template <int D> struct shape {
     static constexpr int QUERIES = 2 * LOW;
     static constexpr int PASS = D == 128 ? 128 : 64, PASSES = D / PASS; /* columns that are added at once */
     static constexpr bool ONE_HEAD = D > 128; /* both groups of a block have one, so one copy of queries */
+    static constexpr bool AHEAD = D == 128; /* the next leaf's scores run while this one's weights are made */
 };
 
 /* What a ring brings: units rank, rank + ranks, ... of what these tiles see, of one kv head. */
@@ -83,6 +84,23 @@ DEV struct leaves leaves_of(const attn &a, int unit, const struct span &seen)
     return {max(unit * LEAVES, seen.lo / LEAF), min(unit * LEAVES + LEAVES, (seen.hi - 1) / LEAF + 1)};
 }
 
+/* One leaf after the other of the units of a ring. */
+struct walk {
+    int unit, leaf, to;
+    __device__ __forceinline__ void enter(const attn &a, int at, const struct span &seen)
+    {
+        unit = at;
+        const struct leaves l = leaves_of(a, at, seen);
+        leaf = l.from, to = l.to;
+    }
+    __device__ __forceinline__ struct walk next(const attn &a, const struct span &seen, int ranks) const
+    {
+        struct walk w = {unit, leaf + 1, to};
+        if (w.leaf >= to) w.enter(a, unit + ranks, seen);
+        return w;
+    }
+};
+
 /* A place of a ring and the parity of the turn. */
 struct place {
     uint32_t at, phase;
@@ -92,7 +110,8 @@ struct place {
     }
 };
 
-/* One thread: keys and values, leaf by leaf. What the pass before has not written yet waits for it. */
+/* One thread: keys and values, leaf by leaf; keys of the next leaf before values of this one, where they are
+ * wanted in that order (AHEAD). What the pass before has not written yet waits for it. */
 template <int D>
 DEV void ask(const attn &a, const chain_map *mk, const chain_map *mv, const struct work &o,
              const struct span &seen, const struct units &u, int pos0, uint32_t ring, uint64_t *full,
@@ -100,27 +119,35 @@ DEV void ask(const attn &a, const chain_map *mk, const chain_map *mv, const stru
 {
     struct place p = {0, 1};
     bool waited = !a.early;
-#pragma unroll 1
-    for (int unit = u.first + o.rank; unit < u.first + u.count; unit += o.ranks) {
-        const struct leaves l = leaves_of(a, unit, seen);
-        int slot = KV_SLOT(a.where, l.from * LEAF);
-#pragma unroll 1
-        for (int leaf = l.from; leaf < l.to; leaf++) {
-            if (!waited && (leaf + 1) * LEAF > pos0) cuda_grid_wait(), waited = true;
+    /* What no other block reads leaves the L2 cache before partial results do. */
+    const uint64_t policy = a.n_tiles <= 2 * TILES ? WEIGHTS_POLICY : BOX_KEPT;
+    const auto bring = [&](const chain_map *map, int leaf) {
+        if (!waited && (leaf + 1) * LEAF > pos0) cuda_grid_wait(), waited = true;
+        const int slot = KV_SLOT(a.where, leaf * LEAF);
 #pragma unroll
-            for (int i = 0; i < 2 * shape<D>::PARTS; i++) {
-                const chain_map *map = i < shape<D>::PARTS ? mk : mv;
-                const uint32_t at = ring + p.at * PART;
-                const int col = i % shape<D>::PARTS * 128;
-                uint64_t *b = full + p.at;
-                bar_wait(empty + p.at, p.phase);
-                bar_expect(b, PART);
-                box(at, map, col, o.kv_head, slot, b);
-                box(at + HALF, map, col + 64, o.kv_head, slot, b);
-                p.next(stages);
-            }
-            slot = kv_next(a.where, slot, LEAF);
+        for (int col = 0; col < D; col += 128) {
+            const uint32_t at = ring + p.at * PART;
+            uint64_t *b = full + p.at;
+            bar_wait(empty + p.at, p.phase);
+            bar_expect(b, PART);
+            box(at, map, col, o.kv_head, slot, b, policy);
+            box(at + HALF, map, col + 64, o.kv_head, slot, b, policy);
+            p.next(stages);
         }
+    };
+    const int end = u.first + u.count;
+    struct walk c = {u.first + o.rank, 0, 0}, n;
+    if (c.unit >= end) return;
+    c.enter(a, c.unit, seen);
+    bring(mk, c.leaf);
+#pragma unroll 1
+    for (;; c = n) {
+        n = c.next(a, seen, o.ranks);
+        const bool more = n.unit < end;
+        if (!shape<D>::AHEAD) bring(mv, c.leaf);
+        if (more) bring(mk, n.leaf);
+        if (shape<D>::AHEAD) bring(mv, c.leaf);
+        if (!more) return;
     }
 }
 
@@ -186,6 +213,7 @@ DEV uint64_t clean(uint8_t *v, uint32_t *bad, int p0, const struct span &seen, b
     uint4 *row = (uint4 *)(v + t / 64 * HALF + key * 128);
     const bool in = p >= seen.lo && p < seen.hi;
     bool here = false;
+#pragma unroll 1
     for (int i = 0; i < 8; i++) {
         uint4 x = row[i];
         here |= make_finite<BF16>(x);
@@ -195,6 +223,7 @@ DEV uint64_t clean(uint8_t *v, uint32_t *bad, int p0, const struct span &seen, b
     if (t % 32 == 0) bad[t / 32] = bits;
     meet(apart, apart ? group : 0); /* both groups have read */
     if (here || !in)
+#pragma unroll 1
         for (int i = 0; i < 8; i++) {
             uint4 x = row[i];
             make_finite<BF16>(x);
@@ -257,17 +286,28 @@ DEV void put(const attn &a, const float node[D / 8][4], const float top[2], cons
     }
 }
 
-/* Scores of a leaf's 64 keys, in x: 128 columns a place of the ring, from p on, which is then left. */
-template <int D, bool BF16>
-DEV void scores_of_leaf(float x[8][4], uint32_t q, uint32_t ring, uint64_t *full, uint64_t *empty,
-                        struct place &p, uint32_t stages)
+/* Nothing to see: zeros. A warp's tile. */
+template <int D> DEV void put_zeros(const attn &a, int tile, int kv_head)
 {
-    const int lane = threadIdx.x % 32;
-    float low[8][4];
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < TILE * D / 4; i += 32) {
+        const int at = tile * TILE + i / (D / 4), row = row_of(a, at);
+        if (row < a.n)
+            *(float4 *)(a.out + head_of_row(a, row, kv_head, at) * D + i % (D / 4) * 4) =
+                make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+}
+
+/* The products of queries with a leaf's 64 keys, on their way: 128 columns a place of the ring, from p on. */
+template <int D, bool BF16>
+DEV void scores_begin(float x[8][4], float low[8][4], uint32_t q, uint32_t ring, uint64_t *full,
+                      struct place p, uint32_t stages, bool wait)
+{
+    asm volatile("" : "+r"(q)); /* or what follows from it is kept in registers there are not */
 #pragma unroll
     for (int i = 0; i < shape<D>::PARTS; i++) {
         const uint32_t k = matrix_at(ring + p.at * PART, 16), q_now = q + (uint32_t)(i * PART >> 4);
-        bar_wait(full + p.at, p.phase);
+        if (wait) bar_wait(full + p.at, p.phase);
         products_begin();
 #pragma unroll
         for (int s = 0; s < 8; s++) {
@@ -275,16 +315,28 @@ DEV void scores_of_leaf(float x[8][4], uint32_t q, uint32_t ring, uint64_t *full
             score_64<BF16>(x, q_now + off, k + off, i + s);
             score_64<BF16>(low, q_now + off + (shape<D>::LOW >> 4), k + off, i + s);
         }
-        products_end();
-        settle_64(x);
-        settle_64(low);
-        if (lane == 0) bar_arrive(empty + p.at);
         p.next(stages);
     }
+    products_commit();
+}
+/* They are there, and added to y; their places are left. */
+template <int D>
+DEV void scores_end(float y[8][4], float x[8][4], float low[8][4], uint64_t *empty, struct place &p,
+                    uint32_t stages, bool really)
+{
+    products_wait();
+    settle_64(x);
+    settle_64(low);
+    if (really)
+#pragma unroll
+        for (int i = 0; i < shape<D>::PARTS; i++) {
+            if (threadIdx.x % 32 == 0) bar_arrive(empty + p.at);
+            p.next(stages);
+        }
 #pragma unroll
     for (int j = 0; j < 8; j++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) x[j][e] = __fadd_rn(x[j][e], low[j][e]);
+        for (int e = 0; e < 4; e++) y[j][e] = __fadd_rn(x[j][e], low[j][e]);
 }
 
 /* node += what a leaf's weights make of PASS columns of its values, at v. bad0, bad1: the row gets none. */
@@ -341,7 +393,7 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
     cuda_grid_early();
     if (!a.early) cuda_grid_wait();
 
-    const int lane = threadIdx.x % 32, w = threadIdx.x / 32, group = w / 4,
+    const int lane = threadIdx.x % 32, w = __shfl_sync(~0u, (int)threadIdx.x / 32, 0), group = w / 4,
               r = apart ? (group < GROUPS ? group : w % 2) : 0; /* the ring */
     const struct work o = work_of<D>(a, apart, r);
     const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
@@ -382,29 +434,43 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
 #pragma unroll
         for (int t = 0; t < D / 8; t++) node[t][0] = node[t][1] = node[t][2] = node[t][3] = 0.0f;
     };
-    begin_node();
-    if (mine_u.count == 0 && o.rank == 0) /* nothing to see: zeros */
-        put<D>(a, node, node_top, node_sum, tile, o.kv_head, 0, true);
+    if (mine_u.count == 0 && o.rank == 0) put_zeros<D>(a, tile, o.kv_head);
     struct place p = {0, 0};
+    struct walk c = {u.first + o.rank, 0, 0}, n;
+    const int end = u.first + u.count;
+    if (c.unit >= end) return;
+    c.enter(a, c.unit, seen);
+    float x[8][4];
+    if (F::AHEAD) {
+        float high[8][4], low[8][4];
+        scores_begin<D, BF16>(high, low, q, ring, full, p, stages, true);
+        scores_end<D>(x, high, low, empty, p, stages, true);
+    }
 #pragma unroll 1
-    for (int i = u.first + o.rank; i < u.first + u.count; i += o.ranks) {
-        const struct leaves l = leaves_of(a, i, seen);
+    while (c.unit < end) {
+        begin_node();
+        const int at = c.unit;
 #pragma unroll 1
-        for (int leaf = l.from; leaf < l.to; leaf++) {
-            const int p0 = leaf * LEAF;
-            float x[8][4], top[2], sum[2];
+        do {
+            n = c.next(a, seen, o.ranks);
+            const bool more = n.unit < end;
+            const int p0 = c.leaf * LEAF;
+            float top[2], sum[2], high[8][4], low[8][4];
             uint32_t weights[4][2][4];
-            uint32_t q_now = q;
-            asm volatile("" : "+r"(q_now)); /* or what follows from it is kept in registers there are not */
-            scores_of_leaf<D, BF16>(x, q_now, ring, full, empty, p, stages);
+            /* Behind the last leaf what lies there is multiplied, and left: no branch may be around products.
+             */
+            scores_begin<D, BF16>(high, low, q, ring, full, p, stages, !F::AHEAD || more);
+            float(*const now)[4] = F::AHEAD ? x : high;
+            if (!F::AHEAD) scores_end<D>(high, high, low, empty, p, stages, true);
             if (p0 < full_mine.lo || p0 + LEAF > full_mine.hi)
-                mask_scores<8>(x, top, unit, true, p0, v0, v1);
+                mask_scores<8>(now, top, unit, true, p0, v0, v1);
             else
-                mask_scores<8>(x, top, unit, false, p0, v0, v1);
-            make_weights<8, 2, BF16>(weights, sum, x, top);
+                mask_scores<8>(now, top, unit, false, p0, v0, v1);
+            make_weights<8, 2, BF16>(weights, sum, now, top);
             sum[0] = quad_sum(sum[0]);
             sum[1] = quad_sum(sum[1]);
             const struct leaf_factors f = rise<D>(node, node_top, node_sum, top, sum);
+            if (F::AHEAD) scores_end<D>(x, high, low, empty, p, stages, more);
             const bool ragged = p0 < whole.lo || p0 + LEAF > whole.hi;
 #pragma unroll
             for (int part = 0; part < F::PARTS; part++) {
@@ -422,10 +488,10 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
                 if (lane == 0) bar_arrive(empty + p.at);
                 p.next(stages);
             }
-        }
-        if (i >= mine_u.first && i < mine_u.first + mine_u.count)
-            put<D>(a, node, node_top, node_sum, tile, o.kv_head, i - mine_u.first, mine_u.count == 1);
-        begin_node();
+            c = n;
+        } while (c.unit == at);
+        if (at >= mine_u.first && at < mine_u.first + mine_u.count)
+            put<D>(a, node, node_top, node_sum, tile, o.kv_head, at - mine_u.first, mine_u.count == 1);
     }
 #endif
 }

@@ -212,7 +212,7 @@ DEV void make(const struct codes_args &p, const struct work &o, const struct spa
               const struct span &whole, int pos0, bool both, unsigned char *base, uint64_t *bars, int stages)
 {
     const attn &a = p.a;
-    const int lane = threadIdx.x % 32, w = threadIdx.x / 32 % 4;
+    const int lane = threadIdx.x % 32, w = __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0);
     unsigned char *const raw = base + AT_CODES + w * p.warp_bytes;
     const int each = 4 * p.warp_bytes, k_odd = scale_odd(p.k, o.kv_head), v_odd = scale_odd(p.v, o.kv_head);
     uint32_t *const bad_at = (uint32_t *)(base + AT_BAD) + w;
@@ -443,7 +443,7 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
     cuda_grid_early();
     if (!a.early) cuda_grid_wait();
 
-    const int lane = threadIdx.x % 32, w = threadIdx.x / 32, group = w / 4;
+    const int lane = threadIdx.x % 32, w = __shfl_sync(~0u, (int)threadIdx.x / 32, 0), group = w / 4;
     const struct work o = work_of(p, both);
     const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
     const struct span seen = visible_any(a, o.tile, o.tiles, pos0, bound);

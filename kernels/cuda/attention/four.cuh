@@ -27,20 +27,34 @@ DEV void products_begin()
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
-DEV void products_end()
+DEV void products_commit()
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
-/* Rows from `row` of a head, 64 columns, to shared memory: as many rows as the map's box has. */
-DEV void box(uint32_t to, const chain_map *map, int column, int head, int row, uint64_t *b)
+DEV void products_wait()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#endif
+}
+DEV void products_end()
+{
+    products_commit();
+    products_wait();
+}
+/* Rows from `row` of a head, 64 columns, to shared memory: as many rows as the map's box has. policy: of the
+ * L2 cache, BOX_KEPT or WEIGHTS_POLICY. */
+#define BOX_KEPT 0x1000000000000000ull
+DEV void box(uint32_t to, const chain_map *map, int column, int head, int row, uint64_t *b,
+             uint64_t policy = BOX_KEPT)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, "
-        "%4}], [%5];" ::"r"(to),
-        "l"(map), "r"(column), "r"(head), "r"(row), "r"(shared_at(b))
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+        "l"(map), "r"(column), "r"(head), "r"(row), "r"(shared_at(b)), "l"(policy)
         : "memory");
 #endif
 }

@@ -192,14 +192,14 @@ static bool has_grids(const struct chain_state *c, int32_t count)
 }
 static bool has_items(const struct chain_state *c, int32_t count)
 {
-    bool other = chain_tuning.mixed;
+    bool other = false;
     for (int32_t i = 0; i < count; i++) other |= chain_is_other(&c->step[i]);
     return other;
 }
 /* Is all of it of K types, of any of them? */
 static bool all_k(const struct chain_state *c, int32_t count)
 {
-    bool k = !chain_tuning.mixed;
+    bool k = true;
     for (int32_t i = 0; i < count; i++) k &= !c->step[i].n_m || c->step[i].kind == CHAIN_K;
     return k;
 }

@@ -269,7 +269,6 @@ struct chain_tuning {
     int head_ahead;   /* k_ahead of those */
     int rows_ahead;   /* k_ahead where rows of more than 4,096 columns are normed, without delta nets */
     int split_normed; /* `split` of rows that are normed, or gated in the step */
-    int mixed;        /* 1: the kernel of mixes also where all is of K types */
     int pairs; /* forms with early outputs: 1: of K types that are not Q4_K to Q6_K; 2: of other types among K
                   types */
 };

@@ -159,24 +159,36 @@ DEV void sum_panel(float (&x)[S::N / 8][4], const tile_args &p, float scale, con
     for (int j = 0; j < S::N / 8; j++) zero(x[j]);
     const int all = k ? p.groups / 8 : p.groups;
     consumer<S> put = {x, a, rows, at_rows, lane, 0, false};
-#pragma unroll 1
-    for (int i = 0; i < p.stages; i++) {
-        const int first = i * units;
-        bar_wait(weights.full + weights.at, weights.phase);
-        const uint8_t *u = slots + weights.at * S::WEIGHT_BYTES;
-#pragma unroll
-        for (int j = 0; j < units; j++) {
-            put.count = 4 * j;
-            if (k || first + j < all)
-                unpack_unit<T, 0, 8, true>(u + j * unit_bytes, lane, put, scale, p.magic);
-        }
+    const auto unit = [&](const uint8_t *u) { unpack_unit<T, 0, 8, true>(u, lane, put, scale, p.magic); };
+    const auto done = [&] {
         __syncwarp();
         if (lane == 0) bar_arrive(weights.empty + weights.at);
         weights.next(S::WEIGHT_STAGES);
-        if (!k && p.groups % 2 && i + 1 == p.stages) { /* half of the last 64 columns is not there */
-            asm_90("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-            rows.next(S::ROW_STAGES);
+    };
+    const bool odd = !k && all % 2; /* half of the last 64 columns is not there */
+#pragma unroll 1
+    for (int i = 0; i < p.stages; i++) {
+        bar_wait(weights.full + weights.at, weights.phase);
+        const uint8_t *u = slots + weights.at * S::WEIGHT_BYTES;
+        if constexpr (k) {
+            put.count = 0;
+            unit(u);
+        } else {
+#pragma unroll 1
+            for (int j = 0; j < units && i * units + j + 1 < all; j += 2) {
+                put.count = 0;
+                unit(u + j * unit_bytes);
+                unit(u + (j + 1) * unit_bytes);
+            }
         }
+        if (!odd || i + 1 < p.stages) done();
+    }
+    if (odd) {
+        put.count = 0;
+        unit(slots + weights.at * S::WEIGHT_BYTES + (all - 1) % units * unit_bytes);
+        done();
+        asm_90("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        rows.next(S::ROW_STAGES);
     }
     asm_90("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     put.let_go();

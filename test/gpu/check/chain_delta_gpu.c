@@ -550,16 +550,15 @@ static void bench(const struct shape *s)
     enum { AT = 512 };
     static const struct {
         const char *name;
-        int off, k_ahead, pending, final, mixed;
-    } ways[] = {{"launches", 1, 64512, 1, 0, 0},
-                {"chain, a row pending", 0, 64512, 1, 0, 0},
-                {"none pending", 0, 64512, 0, 0, 0},
-                {"kernel of mixes", 0, 64512, 0, 0, 1},
-                {"final rows", 0, 64512, 0, 1, 0},
-                {"final, of 8", 0, 64512, 0, 8, 0},
-                {"final, of 8, 1 before", 0, 64512, 1, 8, 0},
-                {"final, of 8, 3 before", 0, 64512, 3, 8, 0},
-                {"final, of 8, 6 before", 0, 64512, 6, 8, 0}};
+        int off, k_ahead, pending, final;
+    } ways[] = {{"launches", 1, 64512, 1, 0},
+                {"chain, a row pending", 0, 64512, 1, 0},
+                {"none pending", 0, 64512, 0, 0},
+                {"final rows", 0, 64512, 0, 1},
+                {"final, of 8", 0, 64512, 0, 8},
+                {"final, of 8, 1 before", 0, 64512, 1, 8},
+                {"final, of 8, 3 before", 0, 64512, 3, 8},
+                {"final, of 8, 6 before", 0, 64512, 6, 8}};
     static struct model m;
     make(&m, s);
     float *x = gaussians((size_t)(ROWS * s->hidden), 1.0f);
@@ -571,7 +570,6 @@ static void bench(const struct shape *s)
         void *rec = NULL;
         chain_tuning.off = ways[how].off;
         chain_tuning.k_ahead = ways[how].k_ahead;
-        chain_tuning.mixed = ways[how].mixed;
         must(gpu, "upload", kn_op(gpu)->upload(gpu, m.x, x, 4 * (size_t)s->hidden));
         must(gpu, "upload", kn_op(gpu)->upload(gpu, m.pending, &pending, 4));
         must(gpu, "record_begin", kn_op(gpu)->record_begin(gpu));
@@ -590,7 +588,7 @@ static void bench(const struct shape *s)
         fflush(stdout);
         kn_op(gpu)->record_free(gpu, rec);
     }
-    chain_tuning.off = chain_tuning.mixed = 0, chain_tuning.k_ahead = 64512;
+    chain_tuning.off = 0, chain_tuning.k_ahead = 64512;
     kn_bound(gpu, 0);
     free(x);
     unmake(&m);
