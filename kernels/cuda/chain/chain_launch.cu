@@ -236,10 +236,11 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
     int rc = cuda_check(be, "layers of one row", put_steps(be, c, count, &a));
     if (rc) return rc;
     const bool bf16 = c->attends && kv_bf16(c->type);
-    const enum chain_form form = chain_form_of(c, count, &a, blocks);
+    const enum chain_form form = chain_form_of(c, count, &a);
     rc = cuda_check(be, "layers of one row", chain_k_launch(be, &a, bf16, form, blocks, smem));
     if (rc) return rc;
-    static_assert(CUDA_CHAIN_FEW + CHAIN_LOW_PAIRS == CUDA_CHAIN_LOW_PAIRS, "forms.h has chain_form's order");
+    static_assert(CUDA_CHAIN_FEW + CHAIN_NETS_GRIDS == CUDA_CHAIN_NETS_GRIDS,
+                  "forms.h has chain_form's order");
     cuda_count(be, (enum cuda_form)(CUDA_CHAIN_FEW + form));
     chain_launched++;
     chain_heads += c->op[count - 1].part;

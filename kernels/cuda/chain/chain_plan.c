@@ -20,8 +20,7 @@ struct chain_tuning chain_tuning = {.context = 262144,
                                     .head_columns = 2560,
                                     .head_ahead = 64512,
                                     .rows_ahead = 73728,
-                                    .split_normed = 64,
-                                    .pairs = 3};
+                                    .split_normed = 64};
 
 #define CHAIN_BRING (64 << 10) /* bytes behind the ring that come to the L2 cache while it is full */
 /* Steps, at most: the plan of a later one waits for sums of a step before (chain_fetch). */
@@ -203,14 +202,12 @@ static bool all_k(const struct chain_state *c, int32_t count)
     for (int32_t i = 0; i < count; i++) k &= !c->step[i].n_m || c->step[i].kind == CHAIN_K;
     return k;
 }
-/* Over short contexts, has it the form with early outputs, where some types are others? Those of which K
- * types are all or most, and those with grids. */
-static bool has_pairs(const struct chain_state *c, int32_t count, int blocks)
+/* Over short contexts, has it the form with early outputs, where some types are others? K types alone, and
+ * chains with grids. */
+static bool has_pairs(const struct chain_state *c, int32_t count)
 {
-    bool early = has_grids(c, count) || (all_k(c, count) && chain_tuning.pairs & 1);
-    if (c->nets || c->gemma || (c->attends && c->far) || !has_items(c, count)) return false;
-    for (int32_t i = 0; i < count && chain_tuning.pairs & 2; i++) early |= writes_early(&c->step[i], blocks);
-    return early;
+    return (all_k(c, count) || has_grids(c, count)) && !c->nets && !c->gemma && !(c->attends && c->far) &&
+           has_items(c, count);
 }
 /* Points of the chain's grids: bytes of those that do not stand in lines, from `at` on, counted as *g has it.
  * Blocks of lines are of as many bytes as the line has for all of them. */
@@ -365,7 +362,7 @@ size_t chain_lay_out(const struct cuda_device *dev, struct chain_state *c, int32
     if (c->gemma && c->attends && c->far) return 0;
     const bool k = (c->nets || !w.items) && !(c->attends && c->far);
     *blocks = w.pairs < dev->sm_count ? w.pairs : dev->sm_count;
-    w.writer = has_pairs(c, count, *blocks);
+    w.writer = has_pairs(c, count);
     a->split = splits(dev, c, count, *blocks, k && chain_tuning.split > 0);
     if (c->attends && c->coded && 2 * *blocks < w.n_kv) return 0;
     if (!*blocks || !posts_in_turn(c, count, *blocks) || !share_out(c, count, *blocks, &w)) return 0;
@@ -537,7 +534,7 @@ size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, 
                    net = c->nets ? ((uint32_t)CHAIN_DELTA_BYTES + 127) / 128 * 128 : posts_bytes(c, count),
                    before = CHAIN_K_RING + (has_grids(c, count) ? CHAIN_GRID_PAGE : 0) + (far ? 1024 : 0),
                    all = before + rest + keys + net + grid_points_of(c, count, &a->grids, 0) + 512;
-    const bool items = has_items(c, count), pairs = has_pairs(c, count, blocks), held = items && !pairs;
+    const bool items = has_items(c, count), pairs = has_pairs(c, count), held = items && !pairs;
     bool early = false;
     if (all >= (uint32_t)dev->smem_block) return 0;
     const bool near = c->attends && !far && !c->gemma && !held && !keys; /* near_keys */
@@ -557,8 +554,7 @@ size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, 
     return a->net + net + grid_points_of(c, count, &a->grids, a->net + net - CHAIN_GRID_AT);
 }
 
-enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const struct chain_args *a,
-                              int blocks)
+enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const struct chain_args *a)
 {
     const bool far = c->attends && c->far, items = has_items(c, count);
     bool early = false, low = false;
@@ -568,10 +564,9 @@ enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const 
     }
     const bool grids = has_grids(c, count), k = all_k(c, count);
     if (grids && c->nets) return CHAIN_NETS_GRIDS;
-    if (k && (grids || (items && chain_tuning.pairs & 1 && !c->nets)))
-        return far ? c->coded ? CHAIN_GRIDS_CODES : CHAIN_GRIDS_FAR : grids ? CHAIN_GRIDS : CHAIN_KS;
+    if (grids && k) return !far ? CHAIN_GRIDS : c->coded ? CHAIN_GRIDS_CODES : CHAIN_GRIDS_FAR;
     if (grids) return !far ? CHAIN_GRIDS_ITEMS : c->coded ? CHAIN_GRIDS_ITEMS_CODES : CHAIN_GRIDS_ITEMS_FAR;
-    if (has_pairs(c, count, blocks)) return low ? CHAIN_LOW_PAIRS : CHAIN_ITEMS_PAIRS;
+    if (has_pairs(c, count)) return CHAIN_KS;
     if (c->nets && items) return low ? CHAIN_NETS_LOW : CHAIN_NETS_ITEMS;
     if (c->nets) return a->split ? CHAIN_NETS_SHARED : CHAIN_NETS;
     if (c->gemma) return CHAIN_GEMMA;

@@ -206,8 +206,7 @@ struct chain_args {
  * quantised keys and values (chain/codes.cuh), without such steps and with them; those with such steps where
  * some are of Q2_K, Q3_K, Q4_1, Q5_1 or MXFP4; K types of any kind,
  * outputs early; these and types with grids (chain/grid.cuh): so; over long contexts; over quantised ones;
- * the same three with steps of other types; types with grids, others and delta nets; steps of other types
- * among K types whose outputs come early, without low ones and with them. */
+ * the same three with steps of other types, no outputs early; types with grids, others and delta nets. */
 enum chain_form {
     CHAIN_FEW,
     CHAIN_PAIRS,
@@ -233,8 +232,6 @@ enum chain_form {
     CHAIN_GRIDS_ITEMS_FAR,
     CHAIN_GRIDS_ITEMS_CODES,
     CHAIN_NETS_GRIDS,
-    CHAIN_ITEMS_PAIRS,
-    CHAIN_LOW_PAIRS,
     CHAIN_FORMS
 };
 /* chain.cu. What was collected, and what it is if it stays alone. */
@@ -269,8 +266,6 @@ struct chain_tuning {
     int head_ahead;   /* k_ahead of those */
     int rows_ahead;   /* k_ahead where rows of more than 4,096 columns are normed, without delta nets */
     int split_normed; /* `split` of rows that are normed, or gated in the step */
-    int pairs; /* forms with early outputs: 1: of K types that are not Q4_K to Q6_K; 2: of other types among K
-                  types */
 };
 extern struct chain_tuning chain_tuning;
 
@@ -360,8 +355,7 @@ size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, 
 /* Of outputs that later steps write again only the newest are wanted in memory. */
 void chain_newest_outputs(struct chain_state *c, int32_t count);
 /* The kernel of a chain that is laid out. */
-enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const struct chain_args *a,
-                              int blocks);
+enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const struct chain_args *a);
 
 /* Bytes that the kernel wants of shared memory, checked where it is compiled (chain/kernel_k.cu): attention
  * in place of activations and terms; keys and values; all of that in forms with early outputs, n_rep: heads a

@@ -124,7 +124,7 @@ DEV float chain_grid(const uint8_t *st, uint32_t bytes, chain_lane &l, uint32_t 
     if (!grid_unit<TYPE>::halves) grid_columns<false>(l, u, 0);
     const uint8_t *at = st;
     const uint32_t none = grid_none();
-#pragma unroll 1
+#pragma unroll(grid_words <TYPE>::lines ? 2 : 1)
     for (int p = 0; p < 2; p++, at += bytes) {
         sum[0] = sum[2], sum[1] = sum[3];
         grid_panel<TYPE>(sum + 2, at, l, u, slot, none);

@@ -67,8 +67,7 @@ static __device__ __noinline__ void chain_items_apart(const chain_args &a, uint8
  * steps of types other than K, and of IQ4_XS; or
  * code_keys or code_items: far_keys or far_items over quantised keys and values; low_beside: any of those
  * with items; all_k: K types
- * of any kind; all_grids, or grids_beside of those with items: types with grids too; pair_items: near_keys
- * with items. */
+ * of any kind; all_grids, or grids_beside of those with items: types with grids too. */
 template <bool BF16, bool SPLIT, class KV>
 static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
     chain_k_kernel(const __grid_constant__ chain_args a)

@@ -1,5 +1,5 @@
 /* chain/kernel_mixed.cu - the kernel of a chain (kernel.cuh) in its forms that know types with grids beside
- * all others, and others among K types whose outputs come early. */
+ * all others. */
 #include "kernel.cuh"
 
 chain_k_fn chain_k_mixed(bool bf16, int form)
@@ -12,9 +12,6 @@ chain_k_fn chain_k_mixed(bool bf16, int form)
         {chain_k_form<false, false, grids_beside<code_items>>(),
          chain_k_form<false, false, grids_beside<code_items>>()},
         {chain_k_form<false, true, grids_beside<net_items>>(),
-         chain_k_form<false, true, grids_beside<net_items>>()},
-        {chain_k_form<false, false, pair_items>(), chain_k_form<true, false, pair_items>()},
-        {chain_k_form<false, false, low_beside<pair_items>>(),
-         chain_k_form<true, false, low_beside<pair_items>>()}};
+         chain_k_form<false, true, grids_beside<net_items>>()}};
     return all[form - CHAIN_GRIDS_ITEMS][bf16];
 }

@@ -30,7 +30,7 @@ DEV const float *row_of(const chain_args &a, const chain_room &r, const chain_st
 /* Forms that have registers to spare: what is kept in these elsewhere ends in local memory, far away. */
 /* Where steps of other types are a function that is called (chain_items_apart), which leaves registers to K
  * types. */
-template <class KV> constexpr bool items_apart = KV::items && (KV::nets || KV::writer || KV::grids);
+template <class KV> constexpr bool items_apart = KV::items && (KV::nets || KV::grids);
 template <class KV> constexpr bool has_room = !KV::ring && !KV::wide && (!KV::items || items_apart<KV>);
 
 /* The factor of a norm of the row, as prepare_row adds squares up; over: 1 / width. */

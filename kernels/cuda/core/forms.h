@@ -54,8 +54,6 @@
     F(CHAIN_GRIDS_ITEMS_FAR, "chain grids items far")                                                        \
     F(CHAIN_GRIDS_ITEMS_CODES, "chain grids items codes")                                                    \
     F(CHAIN_NETS_GRIDS, "chain nets grids")                                                                  \
-    F(CHAIN_ITEMS_PAIRS, "chain items pairs")                                                                \
-    F(CHAIN_LOW_PAIRS, "chain low pairs")                                                                    \
     F(CHAIN_ALONE, "chain alone") /* collected, and launched one by one after all */                         \
     F(EXPERTS_PLAIN, "experts plain")                                                                        \
     F(EXPERTS_HELD, "experts held")                                                                          \

@@ -613,11 +613,9 @@ static void check_forms(void)
                                            CUDA_CHAIN_GRIDS_CODES,
                                            CUDA_CHAIN_GRIDS_ITEMS,
                                            CUDA_CHAIN_GRIDS_ITEMS_FAR,
-                                           CUDA_CHAIN_GRIDS_ITEMS_CODES,
-                                           CUDA_CHAIN_ITEMS_PAIRS,
-                                           CUDA_CHAIN_LOW_PAIRS};
+                                           CUDA_CHAIN_GRIDS_ITEMS_CODES};
     char text[900], line[920];
-    const bool ok = forms_are(gpu, CUDA_CHAIN_FEW, CUDA_CHAIN_LOW_PAIRS, forms,
+    const bool ok = forms_are(gpu, CUDA_CHAIN_FEW, CUDA_CHAIN_NETS_GRIDS, forms,
                               (int)(sizeof forms / sizeof *forms), text, sizeof text);
     snprintf(line, sizeof line, "forms: %s", text);
     verdict(ok, line);
@@ -635,7 +633,6 @@ int main(int argc, char **argv)
     if (small) chain_tuning.split = chain_tuning.split_normed = 1;
     heads = !timing;                         /* what is timed is layers */
     tapped = timing && getenv("CHAIN_TAPS"); /* with taps */
-    if (timing && getenv("CHAIN_EARLY")) chain_tuning.pairs = atoi(getenv("CHAIN_EARLY"));
     if (kn_backend_open(&gpu, &open, msg, sizeof msg)) {
         fprintf(stderr, "chain_gpu: %s\n", msg);
         return 5;

@@ -90,9 +90,7 @@ static inline void chain_line(FILE *out, const struct shapes *m, const char *rec
                                                    "grids-items",
                                                    "grids-items-far",
                                                    "grids-items-codes",
-                                                   "nets-grids",
-                                                   "items-pairs",
-                                                   "low-pairs"};
+                                                   "nets-grids"};
     static struct chain_state c;
     struct chain_args a;
     struct chain_maker k = {&d->dev, &c, 0, -1, codes, true};
@@ -123,7 +121,7 @@ static inline void chain_line(FILE *out, const struct shapes *m, const char *rec
         fprintf(out, "no room\n");
         return;
     }
-    fprintf(out, "%s blocks %d%s ring %u shared %zu", forms[chain_form_of(&c, k.count, &a, blocks)], blocks,
+    fprintf(out, "%s blocks %d%s ring %u shared %zu", forms[chain_form_of(&c, k.count, &a)], blocks,
             a.split ? " split" : "", a.ring, smem);
     const int per = k.count / CHOICE_LAYERS;
     for (int i = 0; i < per; i++) { /* of a layer in the middle: pairs, tiles and how many are on the way */
