@@ -2,12 +2,12 @@
  * memory.
  *
  * usage: attention_gpu [all | quick | tree | wide | far | sinks | one CONTEXT ROWS]   (all: the variants of
- * cuda_attention_tuning too; quick: few rows of four shapes, with them; tree: rows of a tree beside a chain's;
- * wide: 16 to 512 rows over few keys; far: 1 to 64 rows over many, by attn_far and not; sinks: a drafter's
- * blocks without and with sinks, and by the general form) A graph holds one call a ring, over rings that
- * together exceed the L2; it is replayed and timed by events. Three kinds of graph: attention alone, both as
- * one operation (as a layer has them), and rope_store and attention in turn. floor: the visible keys and
- * values at 4.54 TB/s. Exit: 0, or 5 where the device fails. Checks are test_gpu's. */
+ * cuda_attention_tuning too; quick: few rows of four shapes, with them; tree: rows of a tree beside a
+ * chain's; wide: 16 to 512 rows over few keys; far: 1 to 64 rows over many, by attn_far and not; sinks: a
+ * drafter's blocks without and with sinks, and by the general form) A graph holds one call a ring, over rings
+ * that together exceed the L2; it is replayed and timed by events. Three kinds of graph: attention alone,
+ * both as one operation (as a layer has them), and rope_store and attention in turn. floor: the visible keys
+ * and values at 4.54 TB/s. Exit: 0, or 5 where the device fails. Checks are test_gpu's. */
 #include "../../../kernels/cuda/core/ops.cuh"
 #include "../../../kernels/ops/cycle.h"
 
