@@ -346,9 +346,9 @@ static void check_attend_case(const struct attention_case *c, bool bound)
         const size_t slot = (size_t)kn_kv_slot(&kv, t.pos[r]);
         float *want = attend_rows(c, &x, t.path[r], deep, dt->at, dt->at, &kv, &kv, NULL);
         other += memcmp(want + (size_t)(deep - 1) * row, got + (size_t)r * row, row * 4) != 0;
-        unsigned char *k = get(gpu, kv.k, bk * cap), *v = get(gpu, kv.v, bv * cap);
-        kept +=
-            memcmp(k + slot * bk, tk + (size_t)r * bk, bk) || memcmp(v + slot * bv, tv + (size_t)r * bv, bv);
+        unsigned char *k = get(gpu, (char *)kv.k + slot * bk, bk),
+                      *v = get(gpu, (char *)kv.v + slot * bv, bv);
+        kept += memcmp(k, tk + (size_t)r * bk, bk) || memcmp(v, tv + (size_t)r * bv, bv);
         free(want), free(k), free(v);
     }
     kn_bound(gpu, 0);
