@@ -686,6 +686,7 @@ __global__ void __launch_bounds__(32 * CLASSES) codes_merge(const __grid_constan
         for (int j = 0; j < W; j++) y[j] = box[i][lane + 32 * j];
         add_result<W>(T, S, Y, tops[i], sums[i], y);
     }
+    if (a.sinks) add_sink<W>(T, S, Y, __ldg(a.sinks + kv_head * a.n_rep + at - row * a.n_rep));
 #pragma unroll
     for (int j = 0; j < W; j++) Y[j] = divided(Y[j], S);
     kv_turn_head<W>(Y, p.v.type, true, true);

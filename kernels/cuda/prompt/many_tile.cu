@@ -20,19 +20,26 @@ static const struct {
     int rows, outputs, blocks; /* of a tile; blocks a multiprocessor */
     double one,
         all; /* us of 32 columns: a block a multiprocessor at most; all of them. Measured, Q4_K, H200 */
-} shapes[TILE_KINDS] = {{256, 128, 1, 0.48, 0.48}, {192, 128, 1, 0.38, 0.38}, {128, 128, 1, 0.30, 0.30},
-                        {128, 64, 2, 0.23, 0.32},  {96, 64, 2, 0.22, 0.25},   {64, 64, 2, 0.20, 0.22}};
+} shapes[TILE_KINDS] = {{256, 128, 1, 0.36, 0.36}, {192, 128, 1, 0.29, 0.29}, {128, 128, 1, 0.22, 0.22},
+                        {128, 64, 2, 0.20, 0.34},  {96, 64, 2, 0.19, 0.25},   {64, 64, 2, 0.16, 0.20},
+                        {128, 192, 1, 0.26, 0.26}, {96, 192, 1, 0.22, 0.22},  {64, 256, 1, 0.24, 0.24},
+                        {96, 128, 1, 0.18, 0.18},  {64, 128, 1, 0.15, 0.15}};
 
-/* The one that takes the least, by how often it fills the device and how far in the end. A pair of groups is
- * what gate and up want. */
+/* Gates and ups of two types meet in a group where its number is odd. */
+static bool takes(int kind, const struct tile_args *a)
+{
+    return (many_tuning.tile < 0 || many_tuning.tile == kind) &&
+           (!a->gated || shapes[kind].outputs % 128 == 0 || a->w[0].type == a->w[1].type);
+}
+
+/* The one that takes the least, by how often it fills the device and how far in the end. */
 static enum tile_kind choose(const struct cuda_backend *be, const struct tile_args *a)
 {
     enum tile_kind best = TILE_256;
     double least = 1e30;
     for (int k = 0; k < TILE_KINDS; k++) {
         const int height = a->gated ? shapes[k].outputs / 2 : shapes[k].outputs;
-        if (a->gated && shapes[k].outputs != 128) continue;
-        if (many_tuning.tile >= 0 && many_tuning.tile != k) continue;
+        if (!takes(k, a)) continue;
         int64_t tiles = 0;
         for (int j = 0; j < (a->gated ? 1 : a->n_w); j++) tiles += (a->w[j].n_out + height - 1) / height;
         tiles *= (a->n + shapes[k].rows - 1) / shapes[k].rows;
@@ -55,7 +62,7 @@ bool many_tiles(const struct cuda_backend *be, const struct mm_product *p)
     return !p->gated || family_of(p->w[0]->type) == family_of(p->w[1]->type);
 }
 
-/* The weights j .. j + count - 1, of one family. */
+/* The weights j .. j + count - 1, of one set, or gate and up. */
 static cudaError_t run_family(const struct cuda_backend *be, const struct mm_product *p, int j, int count,
                               const struct tile_act *act)
 {
@@ -83,9 +90,10 @@ static cudaError_t run_family(const struct cuda_backend *be, const struct mm_pro
                   many_power(-e)};
     }
     const enum tile_kind kind = choose(be, &a);
-    return family == FAMILY_K    ? many_tile_k(be, kind, &a)
-           : family == FAMILY_32 ? many_tile_32(be, kind, &a)
-                                 : many_tile_float(be, kind, &a);
+    if (family == FAMILY_FLOAT) return many_tile_float(be, kind, &a);
+    if (family == FAMILY_32) return many_tile_32(be, kind, &a);
+    return tile_mixed(&a) || tile_set_of(a.w[0].type) == TILE_LOW ? many_tile_low(be, kind, &a)
+                                                                  : many_tile_k(be, kind, &a);
 }
 
 cudaError_t many_tile_run(const struct cuda_backend *be, const struct mm_product *p,
@@ -94,7 +102,7 @@ cudaError_t many_tile_run(const struct cuda_backend *be, const struct mm_product
     cudaError_t err = cudaSuccess;
     for (int j = 0, count; j < p->n_w && !err; j += count) {
         for (count = 1; j + count < p->n_w; count++)
-            if (family_of(p->w[j + count]->type) != family_of(p->w[j]->type)) break;
+            if (!p->gated && tile_set_of(p->w[j + count]->type) != tile_set_of(p->w[j]->type)) break;
         err = run_family(be, p, j, count, act);
         cuda_count(be, CUDA_PRODUCT_TILES);
     }

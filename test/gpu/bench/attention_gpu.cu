@@ -1,12 +1,13 @@
 /* attention_gpu.cu - bench of CUDA attention: microseconds a call inside a CUDA graph, keys and values from
  * memory.
  *
- * usage: attention_gpu [all | quick | wide | far | one CONTEXT ROWS]   (all: the variants of
+ * usage: attention_gpu [all | quick | wide | far | sinks | one CONTEXT ROWS]   (all: the variants of
  * cuda_attention_tuning too; quick: few rows of four shapes, with them; wide: 16 to 512 rows over few keys;
- * far: 1 to 64 rows over many, by attn_far and not) A graph holds one call a ring, over rings that together
- * exceed the L2; it is replayed and timed by events. Three kinds of graph: attention alone, both as one
- * operation (as a layer has them), and rope_store and attention in turn. floor: the visible keys and values
- * at 4.54 TB/s. Exit: 0, or 5 where the device fails. Checks are test_gpu's. */
+ * far: 1 to 64 rows over many, by attn_far and not; sinks: a drafter's blocks without and with sinks, and by
+ * the general form) A graph holds one call a ring, over rings that together exceed the L2; it is replayed and
+ * timed by events. Three kinds of graph: attention alone, both as one operation (as a layer has them), and
+ * rope_store and attention in turn. floor: the visible keys and values at 4.54 TB/s. Exit: 0, or 5 where the
+ * device fails. Checks are test_gpu's. */
 #include "../../../kernels/cuda/core/ops.cuh"
 
 #include <algorithm>
@@ -49,11 +50,12 @@ struct data {
     std::vector<struct kn_kv> kv;
     float *q, *out, *k, *table, *norm;
     int32_t *pos;
+    bool sunk;
 };
 
 static struct data make(const struct shape &s, int ctx, int n)
 {
-    struct data t = {s, ctx, n, {}, NULL, NULL, NULL, NULL, NULL, NULL};
+    struct data t = {s, ctx, n, {}, NULL, NULL, NULL, NULL, NULL, NULL, false};
     const int cap = (ctx + n + KN_KV_SPLIT - 1) / KN_KV_SPLIT * KN_KV_SPLIT;
     struct kn_kv shape = {};
     shape.type = {s.type, s.type}, shape.cap = cap, shape.n_head_kv = s.n_kv, shape.head_dim = s.d;
@@ -118,6 +120,7 @@ static double timed(const struct data &t, enum kind kind)
         struct kn_attention a = {};
         a.q = t.q, a.out = t.out, a.kv = &kv, a.pos = t.pos, a.n = t.n, a.n_head = t.s.n_head,
         a.scale = 0.088f, a.causal = true, a.window = t.s.window;
+        if (t.sunk) a.sinks = t.norm; /* zeros */
         if (kind == IN_TURN) OK(kn_op(be)->rope_store(be, &s));
         if (kind == TOGETHER)
             OK(kn_op(be)->attend(be, &s, &a));
@@ -199,6 +202,19 @@ int main(int argc, char **argv)
                     memset(&cuda_attention_tuning, 0, sizeof cuda_attention_tuning);
                     drop(t);
                 }
+        return 0;
+    }
+    if (argc > 1 && !strcmp(argv[1], "sinks")) {
+        for (int ctx : {512, 2048, 16384})
+            for (int n : {7, 8, 16}) {
+                struct data t = make({32, 8, 128, 0}, ctx, n);
+                line(t, "no sinks");
+                t.sunk = true;
+                line(t, "sinks");
+                for (auto &kv : t.kv) kv.type.v = KN_BF16; /* which attn_any alone takes */
+                line(t, "general form");
+                drop(t);
+            }
         return 0;
     }
     if (argc > 1 && !strcmp(argv[1], "far")) {

@@ -627,6 +627,7 @@ int main(int argc, char **argv)
         } else if (attend) {
             check_attend();
             check_attention();
+            check_sinks();
         } else if (!pair) {
             check_embed();
             check_rms_norm();
@@ -637,6 +638,7 @@ int main(int argc, char **argv)
             check_rope_store();
             check_attention();
             check_attention_extremes();
+            check_sinks();
             check_attend();
             check_kv();
             check_sparse();

@@ -493,7 +493,7 @@ static const struct attend_case attend_cases[] = {
 /* Two passes over two layers, one after the other; in the order of a model, or each operation waited for. The
  * second layer's results are gated before their product. Results of both passes (zeros where they were gated,
  * which is done in place or is not), what a product makes of each, then the rings. */
-static char *attend_run(const struct attend_case *c, bool apart, const float *data, size_t *bytes)
+static char *attend_run(const struct attend_case *c, bool apart, bool sinks, const float *data, size_t *bytes)
 {
     enum { LAYERS = 2, PASSES = 2, N_OUT = 48 };
     static const uint32_t types[] = {KN_Q4_K, KN_Q8_0, KN_Q4_1, KN_F16};
@@ -511,7 +511,8 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
                  k = (size_t)c->n * row, ring = (size_t)c->cap * row;
     float *x = put(gpu, data, (q + 2 * k) * 4 * LAYERS * PASSES), *norm = put(gpu, data, (size_t)c->d * 8),
           *out = put(gpu, NULL, q * 4 * LAYERS * PASSES), *zeros = put(gpu, NULL, q * 4),
-          *gate = put(gpu, data, q * 4), *table = put(gpu, NULL, (size_t)c->n * 512 * 4);
+          *gate = put(gpu, data, q * 4), *sunk = put(gpu, data, (size_t)c->n_head * 4),
+          *table = put(gpu, NULL, (size_t)c->n * 512 * 4);
     uint16_t *old[2] = {malloc(ring * 2), malloc(ring * 2)}; /* of f16, of bf16 */
     double freq[256];
     int32_t at[PASSES * 512];
@@ -566,7 +567,8 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
                                            .causal = c->causal,
                                            .window = c->window,
                                            .then = apart ? NULL : &weight,
-                                           .gate = l ? gate : NULL};
+                                           .gate = l ? gate : NULL,
+                                           .sinks = sinks ? sunk : NULL};
             if (apart) {
                 must(gpu, "rope_store", op->rope_store(gpu, &s));
                 must(gpu, "sync", op->sync(gpu));
@@ -603,7 +605,7 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
         drop(gpu, kv[l].k), drop(gpu, kv[l].v);
     }
     drop(gpu, x), drop(gpu, norm), drop(gpu, out), drop(gpu, zeros), drop(gpu, gate), drop(gpu, table),
-        drop(gpu, f), drop(gpu, pos), drop(gpu, y);
+        drop(gpu, f), drop(gpu, pos), drop(gpu, y), drop(gpu, sunk);
     op->weight_free(gpu, &weight);
     free(old[0]), free(old[1]), free(packed);
     return all;
@@ -636,24 +638,27 @@ void check_attend(void)
                                                           {.near = 1, .alone = 2},
                                                           {.near = 1, .alone = 2},
                                                           {.near = 1, .alone = 2, .fold = 1}};
-    for (size_t i = 0; i < sizeof attend_cases / sizeof *attend_cases; i++) {
-        const struct attend_case *c = &attend_cases[i];
-        if (small && c->cap > 4096) continue;
+    enum { CASES = sizeof attend_cases / sizeof *attend_cases };
+    for (size_t i = 0; i < 2 * CASES; i++) { /* without sinks; with */
+        const struct attend_case *c = &attend_cases[i % CASES];
+        const bool sinks = i >= CASES;
+        if ((small && c->cap > 4096) || (sinks && c->n > 64)) continue;
         rnd_state = 90 + i;
         size_t bytes, size = 4 * (size_t)c->n * (size_t)(c->n_head + 2 * c->n_kv) * (size_t)c->d;
         float *data = gaussians(size, 1.5f);
         int other = -1;
         bool finite = true;
         cuda_attention_tuning = (struct cuda_attention_tuning){.apart = 1};
-        char *want = attend_run(c, true, data, &bytes);
+        char *want = attend_run(c, true, sinks, data, &bytes);
         for (size_t j = 0; j < 4 * (size_t)c->n * (size_t)c->n_head * (size_t)c->d; j++)
             finite &= isfinite(((float *)want)[j]);
         for (int j = 0; j < (int)(sizeof others / sizeof *others) && other < 0; j++) {
+            if (sinks && (others[j].places || others[j].alone)) continue; /* forms that take none */
             for (int made = 0; made < (others[j].places == 2 ? 3 : 1) && other < 0; made += 2) {
                 cuda_attention_tuning = others[j];
                 cuda_attention_tuning.made = made;
                 kn_bound(gpu, j % 2 ? c->from + 2 * c->n : 0);
-                char *got = attend_run(c, false, data, &bytes);
+                char *got = attend_run(c, false, sinks, data, &bytes);
                 if (memcmp(want, got, bytes)) other = j;
                 free(got);
             }
@@ -662,7 +667,8 @@ void check_attend(void)
         kn_bound(gpu, 0);
         char why[64] = "";
         if (other >= 0) snprintf(why, sizeof why, ", other bits when launched as in %d", other);
-        verdict(other < 0 && finite, "attend, %s%s%s", c->name, finite ? "" : ", not finite", why);
+        verdict(other < 0 && finite, "attend, %s%s%s%s", c->name, sinks ? ", sinks" : "",
+                finite ? "" : ", not finite", why);
         free(want), free(data);
     }
 }

@@ -202,10 +202,11 @@ static void check_linear(uint32_t type, const struct shape *s)
     drop_matrix(&m);
 }
 
-static void check_norm(uint32_t type, uint32_t other, const struct shape *s)
+/* Weights of three types; the first two as gate and up too. */
+static void check_norm_of(uint32_t type, uint32_t up, uint32_t other, const struct shape *s)
 {
     struct matrix m[3] = {make_matrix(type, s->n_in, s->n_out, 0.03f),
-                          make_matrix(type, s->n_in, s->n_out, 0.2f),
+                          make_matrix(up, s->n_in, s->n_out, 0.2f),
                           make_matrix(other, s->n_in, s->n_out / 2, 0.05f)};
     float *x = make_rows(s->n, s->n_in), *norm = malloc((size_t)s->n_in * 4);
     for (int k = 0; k < s->n_in; k++) norm[k] = 1.0f + gaussian(0.3f);
@@ -243,12 +244,18 @@ static void check_norm(uint32_t type, uint32_t other, const struct shape *s)
                 if (!(err <= top)) top = err;
             }
         }
-        verdict(top <= 1, "many norm_gated %s, %s [%d, %d] x %d%s: %.2g of the tolerance",
-                act ? "gelu" : "silu", kn_type_info(type)->name, s->n_out, s->n_in, s->n, way(), top);
+        verdict(top <= 1, "many norm_gated %s, %s, %s [%d, %d] x %d%s: %.2g of the tolerance",
+                act ? "gelu" : "silu", kn_type_info(type)->name, kn_type_info(up)->name, s->n_out, s->n_in,
+                s->n, way(), top);
         free(g), free(y);
     }
     for (int j = 0; j < 3; j++) free(out[j]), drop(gpu, dout[j]), drop_matrix(&m[j]);
     free(x), free(norm), drop(gpu, dx), drop(gpu, dn);
+}
+
+static void check_norm(uint32_t type, uint32_t other, const struct shape *s)
+{
+    check_norm_of(type, type, other, s);
 }
 
 /* A row's bits do not depend on the number of rows of a call, nor on the tiles that took it. */
@@ -282,6 +289,36 @@ static void check_bits(uint32_t type, int n_in, int n_out)
     }
     many_tuning = usual;
     free(all), free(x), drop(gpu, dx), drop(gpu, dout), drop_matrix(&m);
+}
+
+/* Gates and ups have the same bits by every kind of tiles. */
+static void check_gated_bits(uint32_t type, uint32_t up, int n_in, int n_out, int n)
+{
+    const struct many_tuning usual = many_tuning;
+    struct matrix m[2] = {make_matrix(type, n_in, n_out, 0.03f), make_matrix(up, n_in, n_out, 0.2f)};
+    const size_t in = (size_t)n * (size_t)n_in * 4, outs = (size_t)n * (size_t)n_out * 4;
+    float *x = malloc(in), *first = NULL;
+    for (size_t i = 0; i < in / 4; i++) x[i] = gaussian(1.0f);
+    float *dx = put(gpu, x, in), *dout = put(gpu, NULL, outs);
+    int others = 0;
+    must(gpu, "reserve", kn_op(gpu)->reserve(gpu, n, n_in, 8, 1, 64));
+    many_tuning.tile_rows = many_tuning.tile_rows_32 = n;
+    for (int tile = -1; tile < many_tile_kinds; tile++) {
+        many_tuning.tile = tile;
+        must(gpu, "norm_gated",
+             kn_op(gpu)->norm_gated(gpu, dout, &m[0].w, &m[1].w, dx, NULL, 1e-6f, KN_ACT_SILU, n));
+        float *some = get(gpu, dout, outs);
+        others += first && memcmp(some, first, outs) != 0;
+        if (first)
+            free(some);
+        else
+            first = some;
+    }
+    verdict(!others,
+            "many bits of gates and ups, %s and %s [%d, %d], %d rows: %d of %d kinds of tiles give others",
+            kn_type_info(type)->name, kn_type_info(up)->name, n_out, n_in, n, others, many_tile_kinds + 1);
+    many_tuning = usual;
+    free(x), free(first), drop(gpu, dx), drop(gpu, dout), drop_matrix(&m[0]), drop_matrix(&m[1]);
 }
 
 /* Up to many_tuning.wide_rows rows of K types have the bits of rows that come in calls of 64; beside another
@@ -364,15 +401,22 @@ static void check(bool small)
     if (small) return;
     const struct shape big = {1024, 700, 2148}; /* more than one pass: 2048 and 100 rows */
     check_linear(KN_Q4_K, &big);
-    check_norm(KN_Q4_K, KN_Q8_0, &(struct shape){1024, 700, 200}); /* two launches of tiles */
-    check_linear(KN_Q4_K, &(struct shape){1024, 2100, 500});       /* several tiles a block */
+    check_norm(KN_Q4_K, KN_Q8_0, &(struct shape){1024, 700, 200});               /* two launches of tiles */
+    check_norm_of(KN_Q8_0, KN_Q5_1, KN_IQ4_NL, &(struct shape){1024, 700, 200}); /* three pairs of types */
+    check_linear(KN_Q4_K, &(struct shape){1024, 2100, 500});                     /* several tiles a block */
     check_linear(KN_Q8_0, &(struct shape){1024, 2100, 500});
     check_library();
     if (!cuda_is_early(gpu)) return;
     check_bits(KN_Q4_K, 4096, 1000);
     check_bits(KN_Q6_K, 2048, 1000);
     check_bits(KN_Q8_0, 2080, 1000);
+    check_bits(KN_Q5_1, 1056, 1000);
+    check_bits(KN_IQ4_NL, 2048, 1000);
     check_bits(KN_BF16, 1056, 1000);
+    check_gated_bits(KN_Q4_K, KN_Q4_K, 1024, 700, 300);
+    check_gated_bits(KN_Q6_K, KN_Q3_K, 1280, 1000, 129);
+    check_gated_bits(KN_Q8_0, KN_Q8_0, 1056, 700, 200);
+    check_gated_bits(KN_F16, KN_BF16, 1056, 328, 100);
     many_tuning.wide_rows = wide;
     check_wide(KN_Q4_K, KN_Q6_K, 1024, 700, 65);
     check_wide(KN_Q6_K, KN_Q4_K, 5120, 1024, 80);
