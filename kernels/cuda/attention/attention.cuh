@@ -72,6 +72,9 @@ struct attn {
     const float *gate; /* NULL, or [n, n_head, d]: gated before they are rounded, as gate_rows.cu does */
     struct experts_hand hand; /* and handed to a mixture */
     const float *sinks;       /* NULL, or [n_head]: add_sink */
+    /* NULL, or rows of a tree: attn_places, which writes keys and values to rows of these; attn_far. */
+    const struct kn_tree *tree;
+    void *tail_k, *tail_v;
 };
 typedef void (*attn_fn)(const attn);
 
@@ -87,6 +90,7 @@ attn_fn attn_stream_of(int32_t d, uint32_t type, size_t *smem);
 attn_fn attn_merge_of(int32_t d);
 /* attention/leaves.cu: one tile, leaves that the same launch adds. NULL: none. */
 attn_fn attn_places_of(int32_t d, uint32_t type, size_t *smem);
+attn_fn attn_paths_of(int32_t d, uint32_t type, int32_t n, size_t *smem); /* n rows of a tree */
 /* attention/alone.cu: one tile, all its keys a block. NULL: none. */
 attn_fn attn_alone_of(int32_t d, uint32_t type, size_t *smem);
 /* attention/group.cu: the same, heads of 128, by products of four warps. takes: the device has such. With
@@ -96,8 +100,11 @@ int attn_group_launch(struct cuda_backend *be, const struct attn *a);
 /* attention/far.cu: 2 to FEW rows over long contexts, heads of 128. blocks: of the grid. */
 bool attn_far_takes(const struct cuda_backend *be, const struct attn *a);
 int attn_far_launch(struct cuda_backend *be, const struct attn *a, int32_t blocks);
-/* attention/tree.cu: rows of a tree. p: what attention makes of a. */
-int attn_tree(struct cuda_backend *be, const struct kn_attention *a, const struct attn *p);
+/* attention/tree.cu: rows of a tree that attn_places does not take. p: what attention makes of a. check: is
+ * the call one that can be? */
+int attn_tree_check(struct cuda_backend *be, const struct kn_attention *a);
+int attn_tree(struct cuda_backend *be, const struct kn_attention *a, const struct attn *p,
+              const struct attn_plan *far); /* NULL, or what the first of its launches is */
 attn_fn attn_prefill_of(int32_t d, uint32_t type, int32_t warps, size_t *smem, int32_t *tiles,
                         int32_t *chunks);
 

@@ -8,7 +8,8 @@
 struct cuda_attention_tuning cuda_attention_tuning;
 
 #define BUDGET (256u << 20) /* bytes of partial results of nodes beyond which tiles are launched in turns */
-#define PLACES_KEYS 2048    /* keys that attn_places is for */
+#define PLACES_KEYS 2048    /* keys that attn_places is for, */
+#define PATHS_KEYS 4096     /* and over rows of a tree: a node a class, of which add_strip has the order */
 #define LEAF_BUDGET (32u << 20)  /* of leaves beyond which nodes are taken */
 #define CODES_BUDGET (96u << 20) /* of nodes of quantised caches beyond which tiles are launched in turns */
 #define LEAF_NODES 32            /* nodes up to which partial results may be those of leaves */
@@ -102,6 +103,12 @@ size_t attn_near_bytes(int32_t d, int32_t blocks, int32_t leaves)
 size_t attn_places_bytes(int32_t d)
 {
     return d == 128 ? 88832 : d == 256 ? 89600 : 0;
+}
+
+size_t attn_paths_bytes(int32_t d, int32_t n)
+{
+    const size_t one = attn_places_bytes(d);
+    return one ? one + 1536 + (size_t)(4 * (n + 1) * (d + 8)) : 0;
 }
 
 size_t attn_columns_block_bytes(int32_t d)
@@ -267,12 +274,13 @@ static bool places_first(const struct attn_call *c, int32_t slots)
     return (c->d == 256 || c->n_kv * call_tiles(c) >= 16) && slots <= 20;
 }
 /* Leaves that one launch adds: what a call must be, and their number. */
-static bool places_slots(const struct attn_device *attn, const struct attn_call *c, int32_t *slots)
+static bool places_slots(const struct attn_device *attn, const struct attn_call *c, int32_t keys,
+                         int32_t *slots)
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
     *slots = units_of(c, attn_leaf(c->d));
     return attn->waits && !t->tiles && !t->unit && !t->slots && !t->spread && t->places != 1 &&
-           *slots * attn_leaf(c->d) <= PLACES_KEYS;
+           *slots * attn_leaf(c->d) <= keys;
 }
 /* What both forms whose blocks wait for each other have. */
 static void waiting(struct attn_plan *p, enum attn_form form, int32_t resident, size_t smem, int32_t tiles,
@@ -283,24 +291,31 @@ static void waiting(struct attn_plan *p, enum attn_form form, int32_t resident, 
     p->groups = p->turn = tiles;
     p->leaves = 1, p->slots = slots;
 }
+/* Blocks of attn_places that are resident together: so many a multiprocessor at most, each of smem bytes.
+ * bytes: of places. */
+static bool fill_places(const struct cuda_device *dev, const struct attn_call *c, int32_t slots,
+                        int32_t resident, size_t smem, int64_t bytes, struct attn_plan *p)
+{
+    const int32_t d = c->d, tiles = call_tiles(c), side = ATTN_PLACES_SIDE(d),
+                  most = (slots + side - 1) / side;
+    const int64_t at_once = (int64_t)c->n_kv * tiles;
+    while (resident && smem > room_of(dev, resident)) resident--;
+    const int64_t fill = (int64_t)dev->sm_count * resident / at_once;
+    if (fill < 1 || at_once * slots * place_bytes(d) > bytes) return false;
+    waiting(p, ATTN_PLACES, resident, smem, tiles, slots);
+    p->blocks = fill < most ? (int32_t)fill : most;
+    return true;
+}
 /* attn_places, whose blocks wait for each other, where it was measured to win: from five rows on, heads of
  * 128 and 256; before clusters from two on. */
 static bool plan_places(const struct cuda_device *dev, const struct attn_device *attn,
                         const struct attn_call *c, struct attn_plan *p)
 {
-    const int32_t d = c->d, tiles = call_tiles(c), side = ATTN_PLACES_SIDE(d);
-    const int64_t at_once = (int64_t)c->n_kv * tiles;
-    int32_t slots, resident = attn->places[attn_size_index(d)];
-    if (!places_slots(attn, c, &slots) || !takes(ATTN_PLACES, dev, c)) return false;
+    int32_t slots;
+    if (!places_slots(attn, c, PLACES_KEYS, &slots) || !takes(ATTN_PLACES, dev, c)) return false;
     if (cuda_attention_tuning.places == 0 && c->n < (places_first(c, slots) ? 2 : 5)) return false;
-    const int32_t most = (slots + side - 1) / side;
-    const size_t smem = attn_places_bytes(d);
-    while (resident && smem > room_of(dev, resident)) resident--;
-    const int64_t fill = (int64_t)dev->sm_count * resident / at_once;
-    if (fill < 1 || at_once * slots * place_bytes(d) > ATTN_PLACES_BYTES) return false;
-    waiting(p, ATTN_PLACES, resident, smem, tiles, slots);
-    p->blocks = fill < most ? (int32_t)fill : most;
-    return true;
+    return fill_places(dev, c, slots, attn->places[attn_size_index(c->d)], attn_places_bytes(c->d),
+                       ATTN_PLACES_BYTES, p);
 }
 
 #define COLUMNS_ROWS 5 /* from which on heads of 512 are for attn_columns */
@@ -313,7 +328,7 @@ static bool plan_columns(const struct cuda_device *dev, const struct attn_device
                   room = (dev->sm_count - adders) / c->n_kv, resident = attn->columns[attn_size_index(c->d)];
     const int tuned = cuda_attention_tuning.made;
     int32_t slots;
-    if (tuned == 1 || c->gated || room < 1 || !places_slots(attn, c, &slots)) return false;
+    if (tuned == 1 || c->gated || room < 1 || !places_slots(attn, c, PLACES_KEYS, &slots)) return false;
     const size_t smem = attn_columns_block_bytes(c->d);
     if (!takes(ATTN_COLUMNS, dev, c) || resident < 1 || smem > room_of(dev, 1) ||
         (int64_t)tiles * c->n_kv * ATTN_MADE_TILE > ATTN_MADE_BYTES ||
@@ -577,6 +592,24 @@ static bool plan_group(const struct cuda_device *dev, const struct attn_call *c,
     p->form = ATTN_GROUP;
     p->smem = ATTN_GROUP_BYTES;
     return true;
+}
+
+bool attn_plan_tree(const struct cuda_device *dev, const struct attn_device *attn, const struct attn_call *c,
+                    struct attn_plan *p)
+{
+    int32_t slots;
+    memset(p, 0, sizeof *p);
+    if (c->window || !places_slots(attn, c, PATHS_KEYS, &slots) || !takes(ATTN_PLACES, dev, c)) return false;
+    if (!fill_places(dev, c, slots, attn->paths[attn_size_index(c->d)], attn_paths_bytes(c->d, c->n),
+                     ATTN_PATHS_BYTES, p))
+        return false;
+    p->fold = folds(c, p);
+    return true;
+}
+
+bool attn_plan_tree_far(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
+{
+    return !c->window && plan_far(dev, c, p) && p->turn == p->groups && !p->leaves;
 }
 
 struct attn_plan attn_plan_of(const struct cuda_device *dev, const struct attn_device *attn,

@@ -21,7 +21,8 @@ extern "C" {
 #define ATTN_PLACE_FLOATS 260        /* attention/leaves.cuh: 256 results; (top, sum) of one row or two */
 #define NEAR_LEAVES 2                /* of a block of attention in clusters at most */
 #define ATTN_SIZES 4                 /* heads of 64, 128, 256 and 512 have kernels of their own */
-#define ATTN_PLACES_BYTES (16 << 20) /* of what blocks of attn_places hand each other */
+#define ATTN_PLACES_BYTES (16 << 20) /* of what blocks of attn_places hand each other, */
+#define ATTN_PATHS_BYTES (36 << 20)  /* and over rows of a tree */
 #define ATTN_MADE_BYTES (2 << 20)    /* of queries as attn_columns wants them */
 
 enum attn_form {
@@ -58,7 +59,8 @@ bool attn_form_takes(enum attn_form form, const struct cuda_device *dev, int32_t
 /* What the device said when the backend was opened. [ATTN_SIZES]: by head size. */
 struct attn_device {
     int32_t clusters[ATTN_SIZES][2][NEAR_LEAVES]; /* resident together: of 8 or 16 blocks, leaves a block */
-    int32_t places[ATTN_SIZES], columns[ATTN_SIZES]; /* resident blocks a multiprocessor of these kernels */
+    int32_t places[ATTN_SIZES], columns[ATTN_SIZES]; /* resident blocks a multiprocessor of these kernels, */
+    int32_t paths[ATTN_SIZES];                       /* of attn_places over rows of a tree */
     bool waits; /* blocks may wait for each other: there is memory for what they hand on */
 };
 
@@ -90,9 +92,14 @@ struct attn_plan {
 
 struct attn_plan attn_plan_of(const struct cuda_device *dev, const struct attn_device *attn,
                               const struct attn_call *c);
+/* Rows of a tree by attn_places; false: by the kernels of attention/tree.cu. */
+bool attn_plan_tree(const struct cuda_device *dev, const struct attn_device *attn, const struct attn_call *c,
+                    struct attn_plan *p);
 /* Is there a form for sparse prompts over such caches that dev has the shared memory for? NULL: of whatever
  * device. */
 bool attn_takes_sparse(const struct cuda_device *dev, const struct kn_kv *kv);
+/* What such rows all see, by attn_far, before attn_tree_paths. */
+bool attn_plan_tree_far(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p);
 /* Rope_stores that attention has the arithmetic of. */
 bool attn_can_fold(int32_t n, int32_t d, int32_t n_rot, bool interleaved);
 /* Bytes of scratch that calls of up to n rows want: kn_ops.reserve_kv. */
@@ -109,6 +116,7 @@ size_t attn_step_bytes(int32_t d, int32_t tiles, int32_t stages);
 size_t attn_stream_bytes(int32_t d);
 size_t attn_near_bytes(int32_t d, int32_t blocks, int32_t leaves);
 size_t attn_places_bytes(int32_t d);
+size_t attn_paths_bytes(int32_t d, int32_t n); /* rows of a tree */
 size_t attn_columns_block_bytes(int32_t d);
 size_t attn_alone_bytes(int32_t d);
 /* Of a leaf's codes of n columns of a head of d; of a block. */

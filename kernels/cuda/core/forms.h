@@ -29,6 +29,7 @@
     F(ATTN_FAR_CODES, "attention far codes")                                                                 \
     F(ATTN_MERGE, "attention merge")                                                                         \
     F(ATTN_TREE, "attention tree")                                                                           \
+    F(ATTN_PATHS, "attention paths")                                                                         \
     F(CHAIN_FEW, "chain few")                                                                                \
     F(CHAIN_PAIRS, "chain pairs")                                                                            \
     F(CHAIN_SHARED, "chain shared")                                                                          \

@@ -314,6 +314,10 @@ static int all_attention()
         wrong += same_bytes("stream", d, f, s, attn_stream_bytes(d));
         f = attn_places_of(d, type, &s);
         wrong += same_bytes("places", d, f, s, attn_places_bytes(d));
+        for (int32_t n = 1; n <= ATTN_FEW; n += 21) {
+            f = attn_paths_of(d, type, n, &s);
+            wrong += same_bytes("paths", d, f, s, attn_paths_bytes(d, n));
+        }
         f = attn_columns_of(d, type, &s);
         wrong += same_bytes("columns", d, f, s, attn_columns_block_bytes(d));
         f = attn_alone_of(d, type, &s);
