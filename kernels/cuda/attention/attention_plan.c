@@ -617,6 +617,11 @@ bool attn_plan_tree(const struct cuda_device *dev, const struct attn_device *att
     return true;
 }
 
+bool attn_plan_tree_far(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
+{
+    return !c->window && plan_far(dev, c, p) && p->turn == p->groups && !p->leaves;
+}
+
 struct attn_plan attn_plan_of(const struct cuda_device *dev, const struct attn_device *attn,
                               const struct attn_call *c)
 {

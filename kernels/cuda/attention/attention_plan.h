@@ -98,6 +98,8 @@ bool attn_plan_tree(const struct cuda_device *dev, const struct attn_device *att
 /* Is there a form for sparse prompts over such caches that dev has the shared memory for? NULL: of whatever
  * device. */
 bool attn_takes_sparse(const struct cuda_device *dev, const struct kn_kv *kv);
+/* What such rows all see, by attn_far, before attn_tree_paths. */
+bool attn_plan_tree_far(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p);
 /* Rope_stores that attention has the arithmetic of. */
 bool attn_can_fold(int32_t n, int32_t d, int32_t n_rot, bool interleaved);
 /* Bytes of scratch that calls of up to n rows want: kn_ops.reserve_kv. */
