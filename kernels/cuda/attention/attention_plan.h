@@ -132,7 +132,7 @@ size_t attn_prefill_bytes(int32_t d, int32_t warps, int32_t *tiles, int32_t *chu
 #define ATTN_GROUP_BYTES 165952
 #define ATTN_FAR_BYTES 231104
 /* Without codes; keys of a warp that makes halves of them, items of 64 that a block has at most. */
-#define ATTN_FAR_CODES_BYTES 132752
+#define ATTN_FAR_CODES_BYTES 132848
 #define ATTN_FAR_CODES_KEYS 16
 #define ATTN_FAR_CODES_MOST 6
 #define ATTN_COLUMN_PLACE 2176 /* of a leaf's weights for one of two readers */

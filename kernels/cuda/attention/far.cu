@@ -419,7 +419,9 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
     const int last = min(row_of(a, (o.tile + o.tiles) * TILE - 1), a.n - 1),
               begin = min(row_of(a, o.tile * TILE), a.n - 1);
     const struct span whole = {visible(a, last, pos0, bound).lo, visible(a, begin, pos0, bound).hi};
-    const struct units mine_u = o.ranks ? units_of<D>(a, mine) : units{1, 2};
+    /* Of a block's second group that this launch does not have nothing is kept. */
+    const bool kept = o.ranks && own < a.tile0 + a.n_tiles;
+    const struct units mine_u = kept ? units_of<D>(a, mine) : units{1 << 30, 2};
     float *const units_at = (float *)(base + AT_UNITS) + 16 * w;
     uint8_t *const q_at = base + (copies == 1 ? 0 : group * F::QUERIES);
     if (a.early) cuda_grid_wait();

@@ -35,7 +35,7 @@ enum {
     TILES = 4, /* of a group of rows: a warp each */
     GROUPS = 2,
     THREADS = 128 * GROUPS,      /* that multiply */
-    ALL_THREADS = THREADS + 256, /* and that make halves of keys, and of values */
+    ALL_THREADS = THREADS + 256, /* and that copy codes, and make halves of them */
     KEYS = 16,                   /* of an item, of a warp that makes halves */
     HALF = ITEM * 128,           /* bytes of 64 columns of an item, or of a group's queries */
     PART = 2 * HALF,             /* of an item's keys, or values */
@@ -45,7 +45,7 @@ enum {
     AT_UNITS = AT_HALVES + STAGES * 2 * PART,
     AT_BAD = AT_UNITS + 4 * GROUPS * TILES * TILE,
     AT_BARS = AT_BAD + 4 * 4 * STAGES, /* bits of 16 keys, of a warp */
-    AT_CODES = AT_BARS + 8 * 4 * STAGES,
+    AT_CODES = AT_BARS + 8 * (4 * STAGES + 2 * MOST),
     BYTES = AT_CODES + 1024 /* to stand at a multiple of 1,024; and codes */
 };
 static_assert(BYTES == ATTN_FAR_CODES_BYTES && KEYS == ATTN_FAR_CODES_KEYS && MOST == ATTN_FAR_CODES_MOST,
@@ -211,57 +211,93 @@ struct place {
     }
 };
 
-/* A warp of the four that make halves of keys, or of values. full, empty: of the item's part. raw: of the
- * warp's first codes, `each` bytes from an item's to the next's. */
-template <bool VALUES>
-DEV void make(const struct codes_args &p, const struct work &o, const struct span &seen,
-              const struct span &whole, int pos0, bool both, unsigned char *base, unsigned char *raw,
-              int each, uint64_t *full, int stages)
+/* Bytes of 16 keys' codes, and where the codes of an item begin: [item][warp][keys, values]. */
+struct code_ring {
+    unsigned char *at;
+    uint64_t *full, *empty; /* [stages] */
+    int each, stages;
+};
+/* The barrier hears of it when all copies of the thread so far have landed. */
+DEV void copies_arrive(uint64_t *b)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_at(b)) : "memory");
+#endif
+}
+/* A warp of the four that copy codes. Who makes halves has to wait for all it has asked for (a fence between
+ * proxies), so these are others. */
+DEV void copy(const struct codes_args &p, const struct work &o, const struct span &seen, int pos0, bool both,
+              const struct code_ring &ring)
 {
     const attn &a = p.a;
-    const struct kv_side &side = VALUES ? p.v : p.k;
-    const int lane = threadIdx.x % 32, w = __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0),
-              odd = scale_odd(side, o.kv_head);
-    uint32_t *const bad_at = (uint32_t *)(base + AT_BAD) + w;
-    uint64_t *const empty = full + 2 * STAGES;
-    bool waited = !a.early, more = true;
+    const int w = __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0);
+    bool waited = !a.early;
     struct deal d;
     d.open(a, seen, o.rank, o.ranks);
-    struct walk ahead, now;
-    ahead.open(d), now.open(d);
-    const auto ask = [&](int slot) {
-        more = more && ahead.next(a, seen, both);
-        if (more) {
-            if (!waited && (ahead.at + 1) * ITEM > pos0) cuda_grid_wait(), waited = true;
-            const int p0 = ahead.at * ITEM + KEYS * w;
-            const struct code_rows<false> rows = {
-                side.at + (int64_t)KV_SLOT(a.where, p0) * side.row, nullptr, nullptr, side.row, 0
-            };
-            stage_any<D, D, KEYS>(side, rows, shared_at(raw + slot * each), p0, o.kv_head, 0, seen);
-        }
-        copy_commit();
-    };
-    for (int i = 0; i < stages; i++) ask(i);
+    struct walk now;
+    now.open(d);
     int slot = 0;
+    uint32_t phase = 1;
+#pragma unroll 1
+    while (now.next(a, seen, both)) {
+        if (!waited && (now.at + 1) * ITEM > pos0) cuda_grid_wait(), waited = true;
+        const int p0 = now.at * ITEM + KEYS * w;
+        const int64_t at = KV_SLOT(a.where, p0);
+        const unsigned to = shared_at(ring.at) + (unsigned)((slot * 4 + w) * ring.each);
+        bar_wait(ring.empty + slot, phase);
+        struct code_rows<false> rows = {
+            p.k.at + at *p.k.row, nullptr, nullptr, p.k.row, 0
+        };
+        stage_any<D, D, KEYS>(p.k, rows, to, p0, o.kv_head, 0, seen);
+        rows.ring = p.v.at + at * p.v.row, rows.stride = p.v.row;
+        stage_any<D, D, KEYS>(p.v, rows, to + (unsigned)p.values_at, p0, o.kv_head, 0, seen);
+        copies_arrive(ring.full + slot);
+        if (++slot == ring.stages) slot = 0, phase ^= 1;
+    }
+    copy_commit();
+    copy_wait(0);
+}
+/* A warp of the four that make halves. bars: full ones of keys and values by turns, then empty ones. */
+DEV void make(const struct codes_args &p, const struct work &o, const struct span &seen,
+              const struct span &whole, bool both, unsigned char *base, uint64_t *bars,
+              const struct code_ring &ring)
+{
+    const attn &a = p.a;
+    const int lane = threadIdx.x % 32, w = __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0),
+              k_odd = scale_odd(p.k, o.kv_head), v_odd = scale_odd(p.v, o.kv_head);
+    uint32_t *const bad_at = (uint32_t *)(base + AT_BAD) + w;
+    struct deal d;
+    d.open(a, seen, o.rank, o.ranks);
+    struct walk now;
+    now.open(d);
+    int slot = 0;
+    uint32_t phase = 0;
     struct place at = {0, 1};
 #pragma unroll 1
     while (now.next(a, seen, both)) {
+        const unsigned char *const codes = ring.at + (slot * 4 + w) * ring.each;
         const int p0 = now.at * ITEM;
-        const bool ragged = VALUES && (p0 < whole.lo || p0 + ITEM > whole.hi);
-        uint8_t *const to = base + AT_HALVES + (2 * at.at + VALUES) * PART;
-        copy_wait(stages - 1);
+        const bool ragged = p0 < whole.lo || p0 + ITEM > whole.hi;
+        uint8_t *const to = base + AT_HALVES + at.at * 2 * PART;
+        uint64_t *const full = bars + 2 * at.at, *const empty = full + 2 * STAGES;
+        bar_wait(ring.full + slot, phase);
+        bar_wait(empty, at.phase);
+        make_any<false>(p.k.type, to, codes, w, k_odd, false);
+        shared_fence();
         __syncwarp();
-        bar_wait(empty + 2 * at.at, at.phase);
-        const uint32_t bad = make_any<VALUES>(side.type, to, raw + slot * each, w, odd, ragged);
+        if (lane == 0) bar_arrive(full);
+        bar_wait(empty + 1, at.phase);
+        const uint32_t bad = make_any<true>(p.v.type, to + PART, codes + p.values_at, w, v_odd, ragged);
         if (ragged && lane == 0) bad_at[4 * at.at] = bad;
         shared_fence();
         __syncwarp();
-        if (lane == 0) bar_arrive(full + 2 * at.at);
-        ask(slot);
-        if (++slot == stages) slot = 0;
+        if (lane == 0) {
+            bar_arrive(full + 1);
+            bar_arrive(ring.empty + slot);
+        }
+        if (++slot == ring.stages) slot = 0, phase ^= 1;
         at.next();
     }
-    copy_wait(0);
 }
 
 /* ---- queries ---- */
@@ -433,6 +469,10 @@ __global__ void __launch_bounds__(ALL_THREADS, 1)
             bar_open(bars + i, 4);
             bar_open(bars + 2 * STAGES + i, both ? 4 * GROUPS : 4);
         }
+        for (int i = 0; i < MOST; i++) {
+            bar_open(bars + 4 * STAGES + i, 128);
+            bar_open(bars + 4 * STAGES + MOST + i, 4);
+        }
         bar_fence();
     }
     __syncthreads();
@@ -448,14 +488,12 @@ __global__ void __launch_bounds__(ALL_THREADS, 1)
     const struct span whole = {visible(a, last, pos0, bound).lo, visible(a, begin, pos0, bound).hi};
     if (group >= GROUPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 48;");
-        const int k_bytes = p.values_at, v_bytes = p.warp_bytes - p.values_at;
-        unsigned char *const codes = base + AT_CODES;
+        const struct code_ring codes = {base + AT_CODES, bars + 4 * STAGES, bars + 4 * STAGES + MOST,
+                                        p.warp_bytes, stages};
         if (group == GROUPS)
-            make<false>(p, o, seen, whole, pos0, both, base, codes + w % 4 * k_bytes, 4 * k_bytes, bars,
-                        stages);
+            make(p, o, seen, whole, both, base, bars, codes);
         else
-            make<true>(p, o, seen, whole, pos0, both, base, codes + stages * 4 * k_bytes + w % 4 * v_bytes,
-                       4 * v_bytes, bars + 1, stages);
+            copy(p, o, seen, pos0, both, codes);
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
@@ -465,7 +503,9 @@ __global__ void __launch_bounds__(ALL_THREADS, 1)
                       v0 = visible_at(a, tile * TILE + g, pos0, bound),
                       v1 = visible_at(a, tile * TILE + g + 8, pos0, bound);
     const int node0 = ATTN_CODES_NODE(a.window, mine.lo),
-              node_last = mine.hi > mine.lo ? ATTN_CODES_NODE(a.window, mine.hi - 1) : -1;
+              node_last = mine.hi > mine.lo && own < a.tile0 + p.turned
+                              ? ATTN_CODES_NODE(a.window, mine.hi - 1)
+                              : -1; /* nothing is kept of a second group that this launch does not have */
     float *const units_at = (float *)(base + AT_UNITS) + 16 * w;
     uint8_t *const q_at = base + group * PART;
     if (a.early) cuda_grid_wait();
