@@ -412,7 +412,11 @@ static int attend_tree(struct cuda_backend *be, const struct kn_rope_store *s, c
     if (rc) return rc;
     const bool places = attn_plan_tree(&dev, &be->attn, c, &plan);
     if (s && !(places && plan.fold) && (rc = cuda_rope_store((struct kn_backend *)be, s))) return rc;
-    if (!places) return attn_tree(be, a, &p);
+    if (!places) {
+        const bool far = attn_plan_tree_far(&dev, c, &plan);
+        if (far) p.early = reads_early(be, a, true);
+        return attn_tree(be, a, &p, far ? &plan : NULL);
+    }
     cuda_count(be, CUDA_ATTN_PATHS);
     if (plan.fold) fold(&p, s, plan.tiles);
     p.tree = a->tree, p.tail_k = a->tail->k, p.tail_v = a->tail->v;

@@ -72,7 +72,7 @@ struct attn {
     const float *gate; /* NULL, or [n, n_head, d]: gated before they are rounded, as gate_rows.cu does */
     struct experts_hand hand; /* and handed to a mixture */
     const float *sinks;       /* NULL, or [n_head]: add_sink */
-    /* attn_places: NULL, or rows of a tree, whose keys and values go to rows of these. */
+    /* NULL, or rows of a tree: attn_places, which writes keys and values to rows of these; attn_far. */
     const struct kn_tree *tree;
     void *tail_k, *tail_v;
 };
@@ -103,7 +103,8 @@ int attn_far_launch(struct cuda_backend *be, const struct attn *a, int32_t block
 /* attention/tree.cu: rows of a tree that attn_places does not take. p: what attention makes of a. check: is
  * the call one that can be? */
 int attn_tree_check(struct cuda_backend *be, const struct kn_attention *a);
-int attn_tree(struct cuda_backend *be, const struct kn_attention *a, const struct attn *p);
+int attn_tree(struct cuda_backend *be, const struct kn_attention *a, const struct attn *p,
+              const struct attn_plan *far); /* NULL, or what the first of its launches is */
 attn_fn attn_prefill_of(int32_t d, uint32_t type, int32_t warps, size_t *smem, int32_t *tiles,
                         int32_t *chunks);
 

@@ -13,7 +13,6 @@ struct cuda_attention_tuning cuda_attention_tuning;
 #define LEAF_BUDGET (32u << 20)  /* of leaves beyond which nodes are taken */
 #define CODES_BUDGET (96u << 20) /* of nodes of quantised caches beyond which tiles are launched in turns */
 #define LEAF_NODES 32            /* nodes up to which partial results may be those of leaves */
-#define FAR_NODES 4              /* nodes beyond which attn_far wins over attn_step */
 #define FOLD_ROWS 16             /* rows up to which forms with a merge, or clusters, do rope_store's work */
 #define ALONE_ROWS 128           /* rows up to which a block may attend alone, */
 #define ALONE_FOLD_ROWS 80       /* and up to which it does rope_store's work */
@@ -395,6 +394,14 @@ static int32_t far_blocks(const struct cuda_device *dev, const struct attn_call 
 {
     return pairs * c->n_kv > dev->sm_count ? pairs * c->n_kv : dev->sm_count;
 }
+/* Are there keys enough for so many tiles? One tile has a form of its own that is as fast, but for more than
+ * ATTN_STREAM_ROWS of heads of 128 over very many. */
+static bool far_wins(const struct attn_call *c, int32_t nodes)
+{
+    const int32_t tiles = call_tiles(c);
+    if (tiles == 1) return c->d == 128 && c->n * (c->n_head / c->n_kv) > ATTN_STREAM_ROWS && nodes > 40;
+    return nodes > (tiles < 4 ? 6 : 4);
+}
 /* Nodes spread over the chip, by products of four warps. */
 static bool plan_far(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
 {
@@ -402,7 +409,7 @@ static bool plan_far(const struct cuda_device *dev, const struct attn_call *c, s
     const bool cut = t->tiles || t->unit || t->slots || t->spread; /* as only attn_step can be */
     const int32_t nodes = units_of(c, ATTN_NODE), groups = far_groups(c->n, c->n_head / c->n_kv);
     if (t->far == 1 || !c->maps || !takes(ATTN_FAR, dev, c) || ATTN_FAR_BYTES > dev->smem_block ||
-        (t->far != 2 && (cut || nodes <= FAR_NODES)))
+        (t->far != 2 && (cut || !far_wins(c, nodes))))
         return false;
     const int32_t slots = t->unit == 1 ? units_of(c, attn_leaf(c->d)) : nodes;
     const size_t group = record_bytes(c->d) * (size_t)c->n_kv * FAR_TILES * (size_t)slots;
@@ -497,10 +504,13 @@ int32_t attn_codes_turn(int32_t n, int32_t n_rep, int32_t n_kv, int32_t d, int32
     return turn;
 }
 
+#define FAR_CODES_NODES                                                                                      \
+    16 /* of 512 keys, beyond which attn_far_codes wins over attn_codes, of three tiles and more */
 static bool plan_far_codes(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
-    if (t->far == 1 || !takes(ATTN_FAR_CODES, dev, c) || (t->far != 2 && units_of(c, ATTN_NODE) <= FAR_NODES))
+    if (t->far == 1 || !takes(ATTN_FAR_CODES, dev, c) ||
+        (t->far != 2 && (call_tiles(c) < 3 || units_of(c, ATTN_NODE) <= FAR_CODES_NODES)))
         return false;
     const int32_t item = 64 / ATTN_CODES_LEAF(c->d) *
                          (attn_codes_leaf_bytes(c->d, c->d, c->k_type) +
@@ -605,6 +615,11 @@ bool attn_plan_tree(const struct cuda_device *dev, const struct attn_device *att
         return false;
     p->fold = folds(c, p);
     return true;
+}
+
+bool attn_plan_tree_far(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
+{
+    return !c->window && plan_far(dev, c, p) && p->turn == p->groups && !p->leaves;
 }
 
 struct attn_plan attn_plan_of(const struct cuda_device *dev, const struct attn_device *attn,

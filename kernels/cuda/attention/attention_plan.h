@@ -98,6 +98,8 @@ bool attn_plan_tree(const struct cuda_device *dev, const struct attn_device *att
 /* Is there a form for sparse prompts over such caches that dev has the shared memory for? NULL: of whatever
  * device. */
 bool attn_takes_sparse(const struct cuda_device *dev, const struct kn_kv *kv);
+/* What such rows all see, by attn_far, before attn_tree_paths. */
+bool attn_plan_tree_far(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p);
 /* Rope_stores that attention has the arithmetic of. */
 bool attn_can_fold(int32_t n, int32_t d, int32_t n_rot, bool interleaved);
 /* Bytes of scratch that calls of up to n rows want: kn_ops.reserve_kv. */
@@ -130,7 +132,7 @@ size_t attn_prefill_bytes(int32_t d, int32_t warps, int32_t *tiles, int32_t *chu
 #define ATTN_GROUP_BYTES 165952
 #define ATTN_FAR_BYTES 231104
 /* Without codes; keys of a warp that makes halves of them, items of 64 that a block has at most. */
-#define ATTN_FAR_CODES_BYTES 132752
+#define ATTN_FAR_CODES_BYTES 132848
 #define ATTN_FAR_CODES_KEYS 16
 #define ATTN_FAR_CODES_MOST 6
 #define ATTN_COLUMN_PLACE 2176 /* of a leaf's weights for one of two readers */

@@ -396,7 +396,8 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
     const int lane = threadIdx.x % 32, w = __shfl_sync(~0u, (int)threadIdx.x / 32, 0), group = w / 4,
               r = apart ? (group < GROUPS ? group : w % 2) : 0; /* the ring */
     const struct work o = work_of<D>(a, apart, r);
-    const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
+    /* Of a tree all rows see what lies before the anchor's leaf: as rows do that are not causal. */
+    const int pos0 = a.tree ? a.pos[0] / LEAF * LEAF - a.n : a.pos[0], bound = a.first ? *a.first : 0;
     const struct span seen = visible_any(a, o.tile, o.tiles, pos0, bound);
     const struct units u = o.ranks ? units_of<D>(a, seen) : units{0, 0};
     const int copies = apart && F::ONE_HEAD ? 1 : GROUPS, all = PLACES - copies * (F::QUERIES / PART);
@@ -418,7 +419,9 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
     const int last = min(row_of(a, (o.tile + o.tiles) * TILE - 1), a.n - 1),
               begin = min(row_of(a, o.tile * TILE), a.n - 1);
     const struct span whole = {visible(a, last, pos0, bound).lo, visible(a, begin, pos0, bound).hi};
-    const struct units mine_u = o.ranks ? units_of<D>(a, mine) : units{1, 2};
+    /* Of a block's second group that this launch does not have nothing is kept. */
+    const bool kept = o.ranks && own < a.tile0 + a.n_tiles;
+    const struct units mine_u = kept ? units_of<D>(a, mine) : units{1 << 30, 2};
     float *const units_at = (float *)(base + AT_UNITS) + 16 * w;
     uint8_t *const q_at = base + (copies == 1 ? 0 : group * F::QUERIES);
     if (a.early) cuda_grid_wait();
@@ -491,7 +494,8 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
             c = n;
         } while (c.unit == at);
         if (at >= mine_u.first && at < mine_u.first + mine_u.count)
-            put<D>(a, node, node_top, node_sum, tile, o.kv_head, at - mine_u.first, mine_u.count == 1);
+            put<D>(a, node, node_top, node_sum, tile, o.kv_head, at - mine_u.first,
+                   mine_u.count == 1 && !a.tree);
     }
 #endif
 }

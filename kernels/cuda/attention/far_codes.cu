@@ -2,9 +2,10 @@
  * of four warps (compute capability 9.0).
  *
  * Bound: reading the codes once, or making halves of them: attn_codes makes them for two tiles and then again
- * for the next two. Here four warps of a block do nothing else. They copy a kv head's codes (cp.async, each
- * warp 16 keys of an *item* of 64, some items ahead), and write halves times scales to shared memory, as the
- * products of two groups of four warps want them (four.cuh): once for 64 (row, head)s, or for 128.
+ * for the next two. Here eight warps of a block do nothing else, four with keys and four with values. They
+ * copy a kv head's codes (cp.async, each warp those of 16 keys of an *item* of 64, some items ahead), and
+ * write halves times scales to shared memory, as the products of two groups of four warps want them
+ * (four.cuh): once for 64 (row, head)s, or for 128.
  *
  *     codes   item 0, item 1, ...          cp.async, a ring of as many as there is room for
  *     halves  K0 V0 K1 V1 K2 V2            three items' room, each part with its own barriers
@@ -33,17 +34,18 @@ enum {
     LEAF = ATTN_CODES_LEAF(D),
     TILES = 4, /* of a group of rows: a warp each */
     GROUPS = 2,
-    THREADS = 128 * GROUPS, /* that multiply */
-    KEYS = 16,              /* of an item, of a warp that makes halves */
-    HALF = ITEM * 128,      /* bytes of 64 columns of an item, or of a group's queries */
-    PART = 2 * HALF,        /* of an item's keys, or values */
-    STAGES = 3,             /* items as halves */
-    MOST = 6,               /* items as codes, at most */
+    THREADS = 128 * GROUPS,      /* that multiply */
+    ALL_THREADS = THREADS + 256, /* and that copy codes, and make halves of them */
+    KEYS = 16,                   /* of an item, of a warp that makes halves */
+    HALF = ITEM * 128,           /* bytes of 64 columns of an item, or of a group's queries */
+    PART = 2 * HALF,             /* of an item's keys, or values */
+    STAGES = 3,                  /* items as halves */
+    MOST = 6,                    /* items as codes, at most */
     AT_HALVES = GROUPS * PART,
     AT_UNITS = AT_HALVES + STAGES * 2 * PART,
     AT_BAD = AT_UNITS + 4 * GROUPS * TILES * TILE,
     AT_BARS = AT_BAD + 4 * 4 * STAGES, /* bits of 16 keys, of a warp */
-    AT_CODES = AT_BARS + 8 * 4 * STAGES,
+    AT_CODES = AT_BARS + 8 * (4 * STAGES + 2 * MOST),
     BYTES = AT_CODES + 1024 /* to stand at a multiple of 1,024; and codes */
 };
 static_assert(BYTES == ATTN_FAR_CODES_BYTES && KEYS == ATTN_FAR_CODES_KEYS && MOST == ATTN_FAR_CODES_MOST,
@@ -147,43 +149,45 @@ template <uint32_t TYPE, bool VALUES>
 DEV uint32_t make_halves(uint8_t *to, const unsigned char *raw, int w, int odd, bool ragged)
 {
     using S = staged<TYPE, D>;
+    constexpr int WORDS = S::LOW / 16; /* of the block's codes */
     const int lane = threadIdx.x % 32, b = lane / 8;
     uint32_t bad = 0;
-#pragma unroll
+#pragma unroll 1
     for (int t = 0; t < KEYS; t += 8) {
         const int k = t + lane % 8, key = KEYS * w + k;
         const unsigned char *low = raw + k * S::LOW_PITCH + b * (S::LOW / 4);
         uint32_t d = scale_twice(raw + S::scale_at(KEYS) + k * S::SCALE_PITCH +
                                  b * 32 / kv_code<TYPE>::GROUP * 2 + odd),
-                 codes[8], high = 0, y[8][2];
-        if (S::LOW == 128) {
-            *(uint4 *)codes = *(const uint4 *)low;
-            *(uint4 *)(codes + 4) = *(const uint4 *)(low + 16);
-        } else if (S::LOW == 64) {
-            *(uint4 *)codes = *(const uint4 *)low;
-        } else {
+                 codes[8], high = 0;
+        if (WORDS == 2)
             *(uint2 *)codes = *(const uint2 *)low;
-        }
+        else
+#pragma unroll
+            for (int i = 0; i < WORDS; i += 4) *(uint4 *)(codes + i) = *(const uint4 *)(low + 4 * i);
         if (S::HIGH) high = *(const uint32_t *)(raw + S::high_at(KEYS) + k * S::HIGH_PITCH + 4 * b);
         if (VALUES && ragged) {
             const uint32_t none = __ballot_sync(~0u, (d & 0x7c00) == 0x7c00);
             if (none >> lane & 1) d = 0;
             bad |= ((none | none >> 8 | none >> 16 | none >> 24) & 255) << t;
         }
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            kv_halves_of<TYPE>(kv_four<TYPE>((const unsigned char *)codes, (const unsigned char *)&high, i),
-                               y[i]);
-            y[i][0] = kv_mul(y[i][0], d), y[i][1] = kv_mul(y[i][1], d);
-        }
         uint8_t *row = to + b / 2 * HALF + key * 128;
-        const int at = b % 2 * 4;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int s = i / 2 * 4, e = i % 2; /* keys: columns 4 c and the next of 16, then the other two */
-            const uint4 z = VALUES ? make_uint4(y[2 * i][0], y[2 * i][1], y[2 * i + 1][0], y[2 * i + 1][1])
-                                   : make_uint4(y[s][e], y[s + 1][e], y[s + 2][e], y[s + 3][e]);
-            *(uint4 *)(row + (((at + i) ^ key) & 7) * 16) = z;
+        for (int s = 0; s < 2; s++) { /* 16 columns */
+            uint32_t y[4][2];
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                kv_halves_of<TYPE>(
+                    kv_four<TYPE>((const unsigned char *)codes, (const unsigned char *)&high, 4 * s + c),
+                    y[c]);
+                y[c][0] = kv_mul(y[c][0], d), y[c][1] = kv_mul(y[c][1], d);
+            }
+#pragma unroll
+            for (int e = 0; e < 2; e++) { /* keys: columns 4 c and the next, then the other two */
+                const uint4 z = VALUES
+                                    ? make_uint4(y[2 * e][0], y[2 * e][1], y[2 * e + 1][0], y[2 * e + 1][1])
+                                    : make_uint4(y[0][e], y[1][e], y[2][e], y[3][e]);
+                *(uint4 *)(row + ((b % 2 * 4 + 2 * s + e) ^ key % 8) * 16) = z;
+            }
         }
     }
     return bad;
@@ -207,49 +211,76 @@ struct place {
     }
 };
 
-/* A warp of those that make halves. bars: full ones of keys and values by turns, then empty ones. */
-DEV void make(const struct codes_args &p, const struct work &o, const struct span &seen,
-              const struct span &whole, int pos0, bool both, unsigned char *base, uint64_t *bars, int stages)
+/* Bytes of 16 keys' codes, and where the codes of an item begin: [item][warp][keys, values]. */
+struct code_ring {
+    unsigned char *at;
+    uint64_t *full, *empty; /* [stages] */
+    int each, stages;
+};
+/* The barrier hears of it when all copies of the thread so far have landed. */
+DEV void copies_arrive(uint64_t *b)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_at(b)) : "memory");
+#endif
+}
+/* A warp of the four that copy codes. Who makes halves has to wait for all it has asked for (a fence between
+ * proxies), so these are others. */
+DEV void copy(const struct codes_args &p, const struct work &o, const struct span &seen, int pos0, bool both,
+              const struct code_ring &ring)
 {
     const attn &a = p.a;
-    const int lane = threadIdx.x % 32, w = __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0);
-    unsigned char *const raw = base + AT_CODES + w * p.warp_bytes;
-    const int each = 4 * p.warp_bytes, k_odd = scale_odd(p.k, o.kv_head), v_odd = scale_odd(p.v, o.kv_head);
-    uint32_t *const bad_at = (uint32_t *)(base + AT_BAD) + w;
+    const int w = __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0);
     bool waited = !a.early;
     struct deal d;
     d.open(a, seen, o.rank, o.ranks);
-    struct walk ahead, now;
-    ahead.open(d), now.open(d);
-    bool more = true;
-    const auto ask = [&](int slot) {
-        more = more && ahead.next(a, seen, both);
-        if (more) {
-            if (!waited && (ahead.at + 1) * ITEM > pos0) cuda_grid_wait(), waited = true;
-            const int p0 = ahead.at * ITEM + KEYS * w;
-            const int64_t at = KV_SLOT(a.where, p0);
-            const unsigned to = shared_at(raw + slot * each);
-            struct code_rows<false> rows = {
-                p.k.at + at *p.k.row, nullptr, nullptr, p.k.row, 0
-            };
-            stage_any<D, D, KEYS>(p.k, rows, to, p0, o.kv_head, 0, seen);
-            rows.ring = p.v.at + at * p.v.row, rows.stride = p.v.row;
-            stage_any<D, D, KEYS>(p.v, rows, to + (unsigned)p.values_at, p0, o.kv_head, 0, seen);
-        }
-        copy_commit();
-    };
-    for (int i = 0; i < stages; i++) ask(i);
+    struct walk now;
+    now.open(d);
     int slot = 0;
+    uint32_t phase = 1;
+#pragma unroll 1
+    while (now.next(a, seen, both)) {
+        if (!waited && (now.at + 1) * ITEM > pos0) cuda_grid_wait(), waited = true;
+        const int p0 = now.at * ITEM + KEYS * w;
+        const int64_t at = KV_SLOT(a.where, p0);
+        const unsigned to = shared_at(ring.at) + (unsigned)((slot * 4 + w) * ring.each);
+        bar_wait(ring.empty + slot, phase);
+        struct code_rows<false> rows = {
+            p.k.at + at *p.k.row, nullptr, nullptr, p.k.row, 0
+        };
+        stage_any<D, D, KEYS>(p.k, rows, to, p0, o.kv_head, 0, seen);
+        rows.ring = p.v.at + at * p.v.row, rows.stride = p.v.row;
+        stage_any<D, D, KEYS>(p.v, rows, to + (unsigned)p.values_at, p0, o.kv_head, 0, seen);
+        copies_arrive(ring.full + slot);
+        if (++slot == ring.stages) slot = 0, phase ^= 1;
+    }
+    copy_commit();
+    copy_wait(0);
+}
+/* A warp of the four that make halves. bars: full ones of keys and values by turns, then empty ones. */
+DEV void make(const struct codes_args &p, const struct work &o, const struct span &seen,
+              const struct span &whole, bool both, unsigned char *base, uint64_t *bars,
+              const struct code_ring &ring)
+{
+    const attn &a = p.a;
+    const int lane = threadIdx.x % 32, w = __shfl_sync(~0u, (int)threadIdx.x / 32 % 4, 0),
+              k_odd = scale_odd(p.k, o.kv_head), v_odd = scale_odd(p.v, o.kv_head);
+    uint32_t *const bad_at = (uint32_t *)(base + AT_BAD) + w;
+    struct deal d;
+    d.open(a, seen, o.rank, o.ranks);
+    struct walk now;
+    now.open(d);
+    int slot = 0;
+    uint32_t phase = 0;
     struct place at = {0, 1};
 #pragma unroll 1
     while (now.next(a, seen, both)) {
-        const unsigned char *const codes = raw + slot * each;
+        const unsigned char *const codes = ring.at + (slot * 4 + w) * ring.each;
         const int p0 = now.at * ITEM;
         const bool ragged = p0 < whole.lo || p0 + ITEM > whole.hi;
         uint8_t *const to = base + AT_HALVES + at.at * 2 * PART;
         uint64_t *const full = bars + 2 * at.at, *const empty = full + 2 * STAGES;
-        copy_wait(stages - 1);
-        __syncwarp();
+        bar_wait(ring.full + slot, phase);
         bar_wait(empty, at.phase);
         make_any<false>(p.k.type, to, codes, w, k_odd, false);
         shared_fence();
@@ -260,12 +291,13 @@ DEV void make(const struct codes_args &p, const struct work &o, const struct spa
         if (ragged && lane == 0) bad_at[4 * at.at] = bad;
         shared_fence();
         __syncwarp();
-        if (lane == 0) bar_arrive(full + 1);
-        ask(slot);
-        if (++slot == stages) slot = 0;
+        if (lane == 0) {
+            bar_arrive(full + 1);
+            bar_arrive(ring.empty + slot);
+        }
+        if (++slot == ring.stages) slot = 0, phase ^= 1;
         at.next();
     }
-    copy_wait(0);
 }
 
 /* ---- queries ---- */
@@ -423,7 +455,7 @@ DEV void put(const struct codes_args &p, const chain_sum &s, int tile, int kv_he
 
 /* ---- the kernel ---- */
 
-__global__ void __launch_bounds__(THREADS + 128, 1)
+__global__ void __launch_bounds__(ALL_THREADS, 1)
     attn_far_codes(const __grid_constant__ struct codes_args p, int stages)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -436,6 +468,10 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
         for (int i = 0; i < 2 * STAGES; i++) {
             bar_open(bars + i, 4);
             bar_open(bars + 2 * STAGES + i, both ? 4 * GROUPS : 4);
+        }
+        for (int i = 0; i < MOST; i++) {
+            bar_open(bars + 4 * STAGES + i, 128);
+            bar_open(bars + 4 * STAGES + MOST + i, 4);
         }
         bar_fence();
     }
@@ -450,9 +486,14 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
     const int last = min(row_of(a, (o.tile + o.tiles) * TILE - 1), a.n - 1),
               begin = min(row_of(a, o.tile * TILE), a.n - 1);
     const struct span whole = {visible(a, last, pos0, bound).lo, visible(a, begin, pos0, bound).hi};
-    if (group == GROUPS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
-        make(p, o, seen, whole, pos0, both, base, bars, stages);
+    if (group >= GROUPS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 48;");
+        const struct code_ring codes = {base + AT_CODES, bars + 4 * STAGES, bars + 4 * STAGES + MOST,
+                                        p.warp_bytes, stages};
+        if (group == GROUPS)
+            make(p, o, seen, whole, both, base, bars, codes);
+        else
+            copy(p, o, seen, pos0, both, codes);
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
@@ -462,7 +503,9 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
                       v0 = visible_at(a, tile * TILE + g, pos0, bound),
                       v1 = visible_at(a, tile * TILE + g + 8, pos0, bound);
     const int node0 = ATTN_CODES_NODE(a.window, mine.lo),
-              node_last = mine.hi > mine.lo ? ATTN_CODES_NODE(a.window, mine.hi - 1) : -1;
+              node_last = mine.hi > mine.lo && own < a.tile0 + p.turned
+                              ? ATTN_CODES_NODE(a.window, mine.hi - 1)
+                              : -1; /* nothing is kept of a second group that this launch does not have */
     float *const units_at = (float *)(base + AT_UNITS) + 16 * w;
     uint8_t *const q_at = base + group * PART;
     if (a.early) cuda_grid_wait();
@@ -558,5 +601,5 @@ int attn_far_codes_launch(struct cuda_backend *be, const struct codes_args *p, c
 {
     return cuda_check(be, "attention",
                       cuda_launch(be, far_codes::attn_far_codes, dim3((unsigned)plan->blocks),
-                                  dim3(far_codes::THREADS + 128), plan->smem, *p, (int)plan->stages));
+                                  dim3(far_codes::ALL_THREADS), plan->smem, *p, (int)plan->stages));
 }

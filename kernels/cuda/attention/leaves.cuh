@@ -562,7 +562,7 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
         float acc[CT][4];
 #pragma unroll 1
         for (bool again = false;; again = true) {
-            if (TREE)
+            if (TREE && p0 + LEAF > pos0)
                 weigh_by_path<BF16, LEAF / 16, CT, PITCH>(acc, a, paths, weights, shared_at(values), p0,
                                                           side * CT * 8, tile, seen.hi);
             else

@@ -5,7 +5,8 @@
  * block a (tile of rows, kv head, some nodes), and leaves a partial result a node in memory, of the last node
  * that of its leaves so far. Over few nodes that would be a handful of blocks, each with 8 leaves one after
  * the other: there a block has some leaves and leaves a partial result each, which the second kernel adds to
- * their node, in order. attn_tree_paths has a block a (row, kv head): it goes on where those end, over
+ * their node, in order. Over long contexts attn_far takes those leaves, of which it sees nodes as rows that
+ * are not causal do. attn_tree_paths has a block a (row, kv head): it goes on where those end, over
  * the one or two leaves that hold tried positions, staged by the row's own path, and adds nodes in the one
  * order (attention.cuh). Layers with a window see few keys: there the second kernel takes all of them.
  *
@@ -361,13 +362,24 @@ static size_t leaf_bytes(const struct cuda_backend *be, const struct attn *p, in
     return all * (size_t)attn_tiles(p->n, p->n_rep) <= be->scratch_rows_bytes ? all : 0;
 }
 
+/* Whole leaves before the anchor's, over long contexts: as attn_tree_shared. */
+static int launch_far(struct cuda_backend *be, const struct kn_attention *ka, const struct attn *p,
+                      const struct attn_plan *far)
+{
+    struct attn all = *p;
+    all.tree = ka->tree, all.causal = false, all.prepare = false;
+    all.tiles = far->tiles, all.stages = far->stages, all.leaves = 0, all.per = 1;
+    cuda_count(be, CUDA_ATTN_FAR);
+    return attn_far_launch(be, &all, far->blocks);
+}
+
 /* As many rows at once as the scratch has room for. */
 static int launch_halves(struct cuda_backend *be, const struct kn_attention *ka, struct tree_rows *r,
-                         const struct tree_form *f)
+                         const struct tree_form *f, const struct attn_plan *far)
 {
     struct attn *p = &r->a;
     const int32_t bound = be->head.kv_bound ? be->head.kv_bound : kv_positions(p->where);
-    const size_t leaves = leaf_bytes(be, p, bound, f->leaf);
+    const size_t leaves = far ? 0 : leaf_bytes(be, p, bound, f->leaf);
     const int32_t unit = leaves ? f->leaf : NODE, fit = be->smem_block / f->bytes,
                   most = 512 / f->threads, /* registers */
         resident = leaves ? (fit < most ? fit : most) : 2;
@@ -377,12 +389,12 @@ static int launch_halves(struct cuda_backend *be, const struct kn_attention *ka,
                  p->n_rep * p->d % 256 == 0 && ka->then->n_in == (int64_t)p->n_head * p->d &&
                  (!ka->gate || !gate_apart) && mm_preparing(be, ka->then, p->n, &p->then, &p->act);
     p->gate = ka->gate;
-    p->slots = p->window ? 0 : (bound + unit - 1) / unit;
+    p->slots = far ? far->slots : p->window ? 0 : (bound + unit - 1) / unit;
     p->part = (float *)be->scratch_rows;
     const size_t record =
         (size_t)TILE * (size_t)(p->d + 2) * sizeof(float) * (size_t)p->n_kv * (size_t)p->slots;
     const size_t room = record ? be->scratch_rows_bytes / record * TILE / (size_t)p->n_rep : KN_CYCLE_ROWS;
-    const int32_t turn = room < (size_t)p->n ? (int32_t)room : p->n;
+    const int32_t turn = !far && room < (size_t)p->n ? (int32_t)room : p->n;
     int rc = allow_bytes(be, f->shared, f->bytes);
     if (rc == 0) rc = allow_bytes(be, f->paths, f->bytes);
     if (rc) return rc;
@@ -393,11 +405,13 @@ static int launch_halves(struct cuda_backend *be, const struct kn_attention *ka,
                          p->n_head, p->d, kv_positions(p->where), be->scratch_rows_bytes);
     for (r->row0 = 0; r->row0 < p->n && rc == 0; r->row0 += turn) {
         r->rows = p->n - r->row0 < turn ? p->n - r->row0 : turn;
-        p->n_tiles = attn_tiles(r->rows, p->n_rep);
+        p->n_tiles = far ? far->groups * far->tiles : attn_tiles(r->rows, p->n_rep);
         const int64_t at_once = (int64_t)p->n_tiles * p->n_kv,
                       fill = (int64_t)(resident > 1 ? resident : 1) * be->sm_count / at_once;
         const int32_t some = fill < 1 ? 1 : fill < p->slots ? (int32_t)fill : p->slots;
-        if (p->slots)
+        if (far)
+            rc = launch_far(be, ka, p, far);
+        else if (p->slots)
             rc = cuda_check(be, "attention",
                             cuda_launch(be, f->shared,
                                         dim3((unsigned)p->n_tiles, (unsigned)p->n_kv, (unsigned)some),
@@ -493,7 +507,8 @@ int attn_tree_check(struct cuda_backend *be, const struct kn_attention *a)
     return 0;
 }
 
-int attn_tree(struct cuda_backend *be, const struct kn_attention *a, const struct attn *p)
+int attn_tree(struct cuda_backend *be, const struct kn_attention *a, const struct attn *p,
+              const struct attn_plan *far)
 {
     const struct kn_kv *tail = a->tail;
     struct tree_rows r = {};
@@ -513,5 +528,5 @@ int attn_tree(struct cuda_backend *be, const struct kn_attention *a, const struc
     const bool size = p->d == 64 || p->d == 128 || p->d == 256 || p->d == 512;
     /* As a chain's rows: what attn_step has no form for is attn_any's. */
     if (!kv_halves(p->type) || !size) return launch_any_tree(be, a, r);
-    return launch_halves(be, a, &r, &f);
+    return launch_halves(be, a, &r, &f, far);
 }

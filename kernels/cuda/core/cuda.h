@@ -64,7 +64,6 @@ struct many_tuning {
     bool beside;        /* gate on a stream of its own */
     bool together;      /* small weights as one */
     int tile_rows;      /* rows of a pass up to which tiles take it (compute capability 9.0); 0: never */
-    int tile_rows_32;   /* the same where weights are in blocks of 32 */
     int wide_rows;      /* rows up to which K types go through the kernels of 17 to 64 rows, 64 at a time */
     int tile;           /* only this one, 0 .. many_tile_kinds - 1; -1: as chosen */
 };

@@ -13,9 +13,9 @@
  * larger. If more than LISTED are left (many equal logits, or an order made to be slow), halfway steps take a
  * bounded list each: the largest of 16 groups first; of a group, those of its 16 parts of 8.
  *
- * Alternatives: those steps for all rows, 16.9 us for 15 rows of 151,936 and 19.1 of 248,320, where the
- * ranking of three lists of 256 takes 1.7 us each (docs/speed/lost.md). On paper: each block keeps the k
- * largest of its part, 31 lists of 16 a row to merge: twice the latency in the first kernel. */
+ * Alternatives: those steps for all rows, 16.9 us for 15 rows of 151,936 where this takes 11.4, and 19.1 of
+ * 248,320 for 12.8 (docs/speed/lost.md). On paper: each block keeps the k largest of its part, 31 lists of 16
+ * a row to merge: twice the latency in the first kernel. */
 #include "../core/ops.cuh"
 
 #define GROUP 128     /* logits */

@@ -110,10 +110,8 @@ static __host__ __device__ constexpr int tile_unit_bytes(uint32_t type)
            : type == KN_F32                       ? 2048
                                                   : 1024;
 }
-/* Kernels of many_tile.cuh have the types of one set: with more the assembler runs out of registers. Gates
- * and ups are of one family, blocks of 256, of 32 or floats; where their sets differ, a kernel has the
- * family's types. */
-enum tile_set { TILE_K, TILE_LOW, TILE_80, TILE_5, TILE_REST, TILE_FLOAT };
+/* Kernels of many_tile.cuh have the types of one set: with more the assembler runs out of registers. */
+enum tile_set { TILE_K, TILE_LOW, TILE_32, TILE_32_MORE, TILE_FLOAT };
 static inline enum tile_set tile_set_of(uint32_t type)
 {
     switch (type) {
@@ -124,11 +122,11 @@ static inline enum tile_set tile_set_of(uint32_t type)
     case KN_Q3_K:
     case KN_IQ4_XS: return TILE_LOW;
     case KN_Q8_0:
-    case KN_Q4_0: return TILE_80;
+    case KN_Q4_0:
+    case KN_Q4_1: return TILE_32;
     case KN_Q5_0:
-    case KN_Q5_1: return TILE_5;
-    case KN_Q4_1:
-    case KN_IQ4_NL: return TILE_REST;
+    case KN_Q5_1:
+    case KN_IQ4_NL: return TILE_32_MORE;
     default: return TILE_FLOAT;
     }
 }
@@ -152,32 +150,23 @@ struct tile_args {
     int act_kind;
     uint32_t magic; /* unpack.cuh */
 };
-/* Rows of the pass by outputs of a tile. TWICE: two blocks stand on a multiprocessor; TWO, THREE, FOUR: so
- * many groups of 64 outputs share the rows. */
+/* Rows of the pass by outputs of a tile. A group has 64 outputs; those of a block share the rows. TWICE: two
+ * blocks stand on a multiprocessor. */
 enum tile_kind {
     TILE_256,       /* 256 by 128 */
     TILE_192,       /* 192 by 128 */
     TILE_128,       /* 128 by 128 */
-    TILE_128_TWICE, /* 128 by 64 */
     TILE_96_TWICE,  /* 96 by 64 */
-    TILE_64_TWICE,  /* 64 by 64 */
     TILE_128_THREE, /* 128 by 192 */
     TILE_96_THREE,  /* 96 by 192 */
-    TILE_64_FOUR,   /* 64 by 256 */
-    TILE_96_TWO,    /* 96 by 128 */
     TILE_64_TWO,    /* 64 by 128 */
     TILE_KINDS
 };
-/* A launch for weights of one set; gates and ups: of one family. many_tile_k.cu: TILE_K. many_tile_low.cu:
- * TILE_LOW, and both. many_tile_32.cu: blocks of 32. */
+/* A launch for weights of one set. */
 cudaError_t many_tile_k(const struct cuda_backend *be, enum tile_kind kind, const struct tile_args *a);
 cudaError_t many_tile_low(const struct cuda_backend *be, enum tile_kind kind, const struct tile_args *a);
 cudaError_t many_tile_32(const struct cuda_backend *be, enum tile_kind kind, const struct tile_args *a);
 cudaError_t many_tile_float(const struct cuda_backend *be, enum tile_kind kind, const struct tile_args *a);
-static inline bool tile_mixed(const struct tile_args *a)
-{
-    return a->gated && tile_set_of(a->w[0].type) != tile_set_of(a->w[1].type);
-}
 /* The rows of a pass as many_prepare left them. */
 struct tile_act {
     const __half *act;

@@ -258,6 +258,12 @@ DEV void put_gated(const float (&x)[S::N / 8][4], const tile_args &p, float4 *gi
     float *out = p.w[0].out + row + first * n_out;
 #pragma unroll
     for (int j = 0; j < HALF; j += 4) {
+        float f[4][2] = {};
+#pragma unroll
+        for (int i = 0; i < 4 && j + i < HALF; i++)
+#pragma unroll
+            for (int e = 0; e < 2; e++)
+                if (first + 8 * (j + i) + e < p.n) f[i][e] = __ldcg(p.factor + first + 8 * (j + i) + e);
         asm volatile("bar.sync 1, %0;" ::"n"(128 * S::GROUPS) : "memory");
 #pragma unroll
         for (int i = 0; i < 4 && j + i < HALF; i++) {
@@ -274,12 +280,11 @@ DEV void put_gated(const float (&x)[S::N / 8][4], const tile_args &p, float4 *gi
             for (int e = 0; e < 4; e++) {
                 const int t = 8 * (j + i) + e % 2;
                 if (first + t >= p.n || row + 8 * (e / 2) >= n_out) continue;
-                const float f = __ldcg(p.factor + first + t);
                 const float here = up ? x[HALF + j + i][e] : x[j + i][e];
                 const float g = up ? there[e] : here, u = up ? here : there[e];
                 out[t * n_out + 8 * (e / 2)] =
-                    __fmul_rn(act_gate(p.act_kind, __fmul_rn(__fmul_rn(g, p.w[0].back), f)),
-                              __fmul_rn(__fmul_rn(u, p.w[1].back), f));
+                    __fmul_rn(act_gate(p.act_kind, __fmul_rn(__fmul_rn(g, p.w[0].back), f[i][e % 2])),
+                              __fmul_rn(__fmul_rn(u, p.w[1].back), f[i][e % 2]));
             }
         }
     }

@@ -1,14 +1,15 @@
 #!/bin/bash
-# usage: drafts.sh BIN DIR 8b|27b [TOKENS]: kinds of drafters of one target, at real shapes, with random weights and stated acceptance.
+# usage: drafts.sh BIN DIR 8b|27b [TOKENS [short]]: kinds of drafters of one target, at real shapes, with random weights and stated acceptance.
 # What each draft takes beside DFlash's; then tokens a second of plain, of chains and of trees at the kind's published tau, with
-# what a tree's tau has to be. Models are made in DIR where they are not there (make_models.sh). Some 2 minutes of an H200 each.
+# what a tree's tau has to be. Models are made in DIR where they are not there (make_models.sh). Some 80 s of an H200 for 8B. short: of
+# each kind the longest chain and a tree of 15, and no draft steps.
 #
 # Acceptance is by slot and rank, the same for all slots: p is what gives the published tau in a chain of the published length, and of what
 # the first choice misses the second has 0.44, the third 0.14, the fourth 0.08 (data/'s pair, docs/speed/trees.md). A slot does not know
 # which path it is on, so trees look better than they are: behind a second choice a drafter is right less often.
 set -eu
 bin=$1 dir=$2 target=$3
-n=${4:-$([ "$target" = 8b ] && echo 768 || echo 384)}
+n=${4:-$([ "$target" = 8b ] && echo 768 || echo 384)} short=${5:-}
 here=$(cd "$(dirname "$0")" && pwd)
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
@@ -41,21 +42,24 @@ rates() { # TAU PROPOSALS: p/second/third/fourth
         m = 1 - p; printf "%.4f/%.4f/%.4f/%.4f", p, .44 * m, .14 * m, .08 * m }'
 }
 
-echo "| drafter | proposals | draft, ms | of DFlash's |"
-echo "| --- | --- | --- | --- |"
-first=
-while IFS='|' read -r name file _ _ flags _; do
-    "$bin/dflash-bench" rows -q -m "$model" -d "$dir/$file.gguf" --device cuda --rows 1 --prompts '' --rounds 9 $(sed 's/--block [0-9]*//' <<<"$flags") |
-        tail -1 >"$out/rows"
-    ms=$(awk -v s="$(number median seconds "$out/rows")" 'BEGIN { printf "%.3f", s * 1e3 }') first=${first:-$ms}
-    echo "| $name | $(($(number block drafter "$out/rows") - 1)) | $ms | $(awk -v a="$ms" -v b="$first" 'BEGIN { printf "%.2f", a / b }') |"
-done < <(grep -v "^MTP of" <<<"$kinds")
-echo
+if [ -z "$short" ]; then
+    echo "| drafter | proposals | draft, ms | of DFlash's |"
+    echo "| --- | --- | --- | --- |"
+    first=
+    while IFS='|' read -r name file _ _ flags _; do
+        "$bin/dflash-bench" rows -q -m "$model" -d "$dir/$file.gguf" --device cuda --rows 1 --prompts '' --rounds 9 $(sed 's/--block [0-9]*//' <<<"$flags") |
+            tail -1 >"$out/rows"
+        ms=$(awk -v s="$(number median seconds "$out/rows")" 'BEGIN { printf "%.3f", s * 1e3 }') first=${first:-$ms}
+        echo "| $name | $(($(number block drafter "$out/rows") - 1)) | $ms | $(awk -v a="$ms" -v b="$first" 'BEGIN { printf "%.2f", a / b }') |"
+    done < <(grep -v "^MTP of" <<<"$kinds")
+    echo
+fi
 echo "| drafter, chance of a first choice | plan | rows | tokens a cycle | ms a cycle | tokens/s | of plain | tau over the chain's | tau that pays |"
 echo "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
 while IFS='|' read -r name file tau length flags chains trees; do
     p=$(rates "$tau" "$length")
     : >"$out/lines"
+    [ -z "$short" ] || chains=${chains##* } trees=15
     for plan in $(printf 'width:%s ' $chains) $(printf 'tree:%s ' $trees); do
         "$bin/dflash-bench" run -q -m "$model" -d "$dir/$file.gguf" --device cuda --ignore-eos -n "$n" --runs 1 --warmup 1 $flags \
             "--${plan%:*}" "${plan#*:}" --accept-rates "$p" "$out/p.tok" >"$out/line" 2>"$out/err" || { cat "$out/err" >&2; continue; }

@@ -17,7 +17,6 @@ static void run_case(const many_case &c, int kind)
 {
     const kn_weight *w[4];
     many_tuning.tile_rows = kind < 0 ? 0 : MANY_ROWS;
-    many_tuning.tile_rows_32 = many_tuning.tile_rows;
     many_tuning.tile = kind == TILE_KINDS ? -1 : kind;
     many_tuning.wide_rows = kind > TILE_KINDS ? MANY_ROWS : 0;
     for (size_t j = 0; j < c.w.size(); j++) w[j] = &c.w[j];
@@ -29,9 +28,8 @@ static void run_case(const many_case &c, int kind)
         OK(cuda_norm_linear(kb(), c.out.data(), w, (int)c.w.size(), c.x, nullptr, 1e-6f, c.n));
 }
 
-static const char *kind_names[TILE_KINDS + 2] = {"256",    "192",     "128",    "128x64", "96x64",
-                                                 "64x64",  "128x192", "96x192", "64x256", "96x128",
-                                                 "64x128", "chosen",  "rows"};
+static const char *kind_names[TILE_KINDS + 2] = {"256",    "192",    "128",    "96x64", "128x192",
+                                                 "96x192", "64x128", "chosen", "rows"};
 
 /* A product in double precision of the factors rounded to f16: what a sum may be away from it, of the 2-norm
  * of its terms. */
@@ -164,8 +162,8 @@ static void check_many()
     check_case(KN_Q4_K, KN_Q6_K, 1280, 1500, 1100, false, false); /* several tiles a block */
     check_case(KN_Q4_K, KN_Q4_K, 1280, 1500, 1100, false, true);
     check_case(KN_Q8_0, KN_Q5_0, 1056, 328, 300, false, false);
-    check_case(KN_Q8_0, KN_Q5_1, 1024, 456, 150, false, true);
-    check_case(KN_Q4_1, KN_IQ4_NL, 1280, 264, 200, false, true);
+    check_case(KN_Q8_0, KN_Q8_0, 1024, 456, 150, false, true);
+    check_case(KN_IQ4_NL, KN_IQ4_NL, 1280, 264, 200, false, true);
 }
 
 /* type: of all weights; NULL: Q4_K, of values Q6_K, and checks before. name: of products whose name has it.

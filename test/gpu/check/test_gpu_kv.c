@@ -197,14 +197,10 @@ static float *run_kv(struct kn_backend *be, const struct kv_case *c, struct kn_k
 static bool right_form(const struct kv_case *c, struct kn_kv_types t, const struct forms *before)
 {
     const bool odd = t.k == KN_BF16 || t.v == KN_F32 || c->d == 96;
-    const bool far = c->n > 1 && c->d == 128 && (c->window ? c->window : c->cap) > 2560 &&
-                     cuda_is_early(gpu) && kn_kv_coded(t.k) && kn_kv_coded(t.v);
-    const enum cuda_form form = odd         ? CUDA_ATTN_ANY
-                                : c->n > 64 ? CUDA_ATTN_PREFILL
-                                : far       ? CUDA_ATTN_FAR_CODES
-                                            : CUDA_ATTN_CODES;
-    return forms_since(gpu, before, form) > 0 &&
-           forms_since(gpu, before, form) == forms_range(gpu, before, CUDA_ATTN_ANY, CUDA_ATTN_FAR_CODES);
+    const enum cuda_form form = odd ? CUDA_ATTN_ANY : c->n > 64 ? CUDA_ATTN_PREFILL : CUDA_ATTN_CODES;
+    const long ran = forms_since(gpu, before, form) +
+                     (form == CUDA_ATTN_CODES ? forms_since(gpu, before, CUDA_ATTN_FAR_CODES) : 0);
+    return ran > 0 && ran == forms_range(gpu, before, CUDA_ATTN_ANY, CUDA_ATTN_FAR_CODES);
 }
 
 static void check_one(const struct kv_case *c, struct kn_kv_types type, uint64_t seed)

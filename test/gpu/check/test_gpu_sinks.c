@@ -130,13 +130,15 @@ static double sink_error(const struct att_case *c, const struct sink_data *a, co
     return worst;
 }
 
-/* Over quantised caches one half of a query and of a weight, as test_gpu_kv.c has it; else two halves, or
- * floats, as test_gpu_attention.c: the sink adds the rounding of its own score, which is less. */
-static double sink_bound(const struct att_case *c, const struct sink_data *a, bool codes)
+/* Beside a quantised cache a number of it is a half, in the general form too, as test_gpu_kv.c has it; else
+ * two halves, or floats, as test_gpu_attention.c: the sink adds the rounding of its own score, which is less.
+ */
+static double sink_bound(const struct att_case *c, const struct sink_data *a)
 {
     const bool bf16 = c->type.k == KN_BF16 && c->type.v == KN_BF16;
-    return codes ? 0x1p-15 * a->big * (1.5 * sqrt(c->d > 256 ? c->d : 256) + 2)
-                 : (bf16 ? 0x1p-20 : 0x1p-21) * a->big * (a->size + 2);
+    return kn_kv_coded(c->type.k) || kn_kv_coded(c->type.v)
+               ? 0x1p-15 * a->big * (1.5 * sqrt(c->d > 256 ? c->d : 256) + 2)
+               : (bf16 ? 0x1p-20 : 0x1p-21) * a->big * (a->size + 2);
 }
 
 /* Other ways to cut the work, and other groups of rows: -1, or the first that gives other bits. */
@@ -185,7 +187,7 @@ void check_sinks(void)
         const bool codes = forms_since(gpu, &before, CUDA_ATTN_CODES) > 0,
                    any = forms_since(gpu, &before, CUDA_ATTN_ANY) > 0,
                    step = forms_since(gpu, &before, CUDA_ATTN_STEP) > 0;
-        const double worst = sink_error(c, &a, got), tol = sink_bound(c, &a, codes);
+        const double worst = sink_error(c, &a, got), tol = sink_bound(c, &a);
         const int other = sink_other(c, &a, got);
         /* A sink that weighs nothing: the bits of a call without, whatever form that takes. */
         for (int h = 0; h < c->n_head; h++) a.sinks[h] = -1e6f;
