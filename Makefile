@@ -219,6 +219,11 @@ bench-ops: $(BUILD)/bench/bench_ops
 bench-mm: $(BUILD)/bench/bench_mm
 	$(BUILD)/bench/bench_mm
 
+# Plans in made-up worlds: docs/speed/plans.md.
+.PHONY: bench-plans
+bench-plans: $(BUILD)/bench/bench_plans
+	$(BUILD)/bench/bench_plans
+
 # The float64 reference (test/reference) and the trained pair in every weight type the tests use.
 $(BUILD)/test/oracle: test/reference/oracle_main.c test/reference/oracle.c test/reference/oracle.h $(LIB)
 	@mkdir -p $(@D)
@@ -233,9 +238,10 @@ $(BUILD)/test/offers: test/reference/offers.c $(LIB)
 DENSE := $(BUILD)/pair
 HYBRID := $(BUILD)/pair-hybrid
 # Every matrix in one of these; as recipes of dflash-quantize they are mixes.
-LOW := iq4_nl iq4_xs q3_k q2_k iq3_s iq2_xxs mxfp4
-# Of docs-quality alone: the other types that are written, and mixes.
-LOWER := iq3_xxs iq2_s iq2_xs
+LOW := iq4_nl iq4_xs q3_k q2_k iq3_s iq3_xxs iq2_s iq2_xs iq2_xxs mxfp4
+# These are read alone: random ones.
+LOWEST := iq1_s iq1_m
+# Of docs-quality alone: mixes.
 MIXES := q3_k_m iq3_m iq3_xs iq2_m
 RELATIVES := dflash2 dspark domino block
 define pair_rules
@@ -253,9 +259,12 @@ $(foreach k,$(RELATIVES),$(BUILD)/$1/drafter-$k-%.gguf): $(BUILD)/$1/drafter-%.g
 $(foreach t,q4_0 q5_0 q4_k q5_k q6_k $(MIXES),$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-f32.gguf $(BIN)/dflash-quantize
 	$$(SAY) GGUF $$@
 	$$(Q)$(BIN)/dflash-quantize -q --force $$< -o $$@ --type $$*
-$(foreach t,$(LOW) $(LOWER),$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-f32.gguf $(BIN)/dflash-quantize
+$(foreach t,$(LOW),$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-f32.gguf $(BIN)/dflash-quantize
 	$$(SAY) GGUF $$@
 	$$(Q)$(BIN)/dflash-quantize -q --force $$< -o $$@ --type q8_0 --tensor-type '*=$$*'
+$(foreach t,$(LOWEST),$(BUILD)/$1/target-$t.gguf): $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-q8_0.gguf $(BUILD)/test/make_iq1
+	$$(SAY) GGUF $$@
+	$$(Q)$(BUILD)/test/make_iq1 $$* $$< $$@
 $(BUILD)/$1/target-wide.gguf $(BUILD)/$1/target-outliers.gguf: $(BUILD)/$1/target-%.gguf: $(BUILD)/$1/target-bf16.gguf $(BUILD)/test/make_wide
 	$$(SAY) GGUF $$@
 	$$(Q)$(BUILD)/test/make_wide $$< $$@ $$(if $$(filter outliers,$$*),--outliers)
@@ -287,7 +296,7 @@ $(DIALECTS)/made: $(BUILD)/test/make_dialects $(DENSE)/drafter-q4_k_m.gguf
 
 RELATIVE := $(foreach k,$(RELATIVES),$k-bf16 $k-q4_k_m)
 # The targets with heads of 128 that compute the same: tq3_0's groups do not fit into 64.
-$(BUILD)/test/make_wide $(BUILD)/test/kv_quality: $(BUILD)/test/%: test/%.c $(LIB)
+$(BUILD)/test/make_wide $(BUILD)/test/make_iq1 $(BUILD)/test/kv_quality: $(BUILD)/test/%: test/%.c $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) $< $(LIB) -o $@ $(LIBS)
@@ -295,7 +304,7 @@ wide_of = $1/target-wide.gguf $1/target-outliers.gguf
 WIDE := $(foreach p,$(DENSE) $(HYBRID),$(call wide_of,$p))
 QUALITY_TEXT := data/prompts/manual-8-long.txt data/prompts/python-8-long.txt
 
-PAIR_FILES := $(WIDE) $(DIALECTS)/made $(call files_of,$(DENSE)) $(foreach p,$(DENSE) $(HYBRID),$(RELATIVE:%=$p/drafter-%.gguf)) $(foreach t,$(LOW),$(DENSE)/target-$t.gguf) $(foreach t,bf16 q8_0 q4_k_m,$(HYBRID)/target-$t.gguf $(HYBRID)/drafter-$t.gguf $(MTP)/target-$t.gguf $(MTP)/drafter-$t.gguf)
+PAIR_FILES := $(WIDE) $(DIALECTS)/made $(call files_of,$(DENSE)) $(foreach p,$(DENSE) $(HYBRID),$(RELATIVE:%=$p/drafter-%.gguf)) $(foreach t,$(LOW) $(LOWEST),$(DENSE)/target-$t.gguf) $(foreach t,bf16 q8_0 q4_k_m,$(HYBRID)/target-$t.gguf $(HYBRID)/drafter-$t.gguf $(MTP)/target-$t.gguf $(MTP)/drafter-$t.gguf)
 # The types of the hybrid pair that every run tests; test-exhaustive tests all.
 HYBRID_TYPES := bf16,q8_0,q4_k_m
 
@@ -359,7 +368,7 @@ SUITES = "run=test/run_test.sh" $(UNIT_SUITES) \
          "golden/pair=test/golden/golden.sh check $(BIN) $(DENSE)" \
          "golden/pair-hybrid=test/golden/golden.sh check $(BIN) $(HYBRID)" \
          "lossless/pair=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT)" \
-         "lossless/low=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --types $(subst $(space),$(comma),$(LOW))" \
+         "lossless/low=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --types $(subst $(space),$(comma),$(LOW) $(LOWEST))" \
          "lossless/pair-hybrid=$(LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --types $(HYBRID_TYPES)" \
          "lossless/pair-mtp=$(LOSSLESS) $(MTP) $(LOSSLESS_PROMPT) --untrained --types q8_0" \
          "lossless/kv=$(LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --types wide --kv" \
@@ -405,7 +414,7 @@ $(BUILD)/test/attention_gpu: test/gpu/bench/attention_gpu.cu $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) NVCC $@
 	$(Q)$(NVCC) $(NVCCFLAGS) -cudart static $^ -o $@ -Xcompiler -fopenmp,-Wno-missing-field-initializers $(LIBS)
-$(BUILD)/test/chain_gpu: test/gpu/check/chain_gpu.c test/gpu/check/chain_wide.h test/gpu/forms.h $(CUDA_OBJ) $(LIB)
+$(BUILD)/test/chain_gpu: test/gpu/check/chain_gpu.c test/gpu/check/chain_shapes.h test/gpu/check/chain_wide.h test/gpu/forms.h test/block_scales.h $(CUDA_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	$(SAY) LINK $@
 	$(Q)$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -O2 $(LDFLAGS) $(filter-out %.h,$^) -o $@ $(LIBS) $(CUDA_LIBS)
@@ -465,7 +474,7 @@ GPU_SUITES = "gpu/mm=$(BUILD)/test/mm_gpu check" \
     "gpu/trees=$(BUILD)/test/trees_gpu" "gpu/trees-generic=$(BUILD)/test/trees_gpu --generic" \
     "gpu/chain=$(BUILD)/test/chain_gpu" "gpu/chain-delta=$(BUILD)/test/chain_delta_gpu" \
     "gpu/lossless-pair=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda" \
-    "gpu/lossless-low=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --types $(subst $(space),$(comma),$(LOW))" \
+    "gpu/lossless-low=$(GPU_LOSSLESS) $(DENSE) $(LOSSLESS_PROMPT) --device cuda --types $(subst $(space),$(comma),$(LOW) $(LOWEST))" \
     "gpu/lossless-pair-hybrid=$(GPU_LOSSLESS) $(HYBRID) $(LOSSLESS_PROMPT) --device cuda --types $(HYBRID_TYPES)" \
     "gpu/serve=test/serve/serve.sh $(BIN) $(DENSE) $(SERVE_CLIENT) 150 bits" \
     "gpu/plans-mtp=$(BUILD)/test/test_gpu --plans $(MTP) $(LOSSLESS_PROMPT)" \

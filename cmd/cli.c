@@ -157,12 +157,6 @@ void cli_distinct_outputs(const struct cli *c, const struct cli_output *o, int n
                                 strcmp(o[k].path, "-") ? o[k].path : "stdout");
 }
 
-bool cli_same_file(const char *a, const char *b)
-{
-    struct stat x, y;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
 void cli_check_text(const struct cli *c, const char *flag, const char *text)
 {
     char shown[64];
@@ -513,7 +507,11 @@ static void unknown_flag(const struct cli *c, const char *given, size_t n)
 {
     char name[64];
     snprintf(name, sizeof name, "%.*s", (int)(n < sizeof name ? n : sizeof name - 1), given);
-    const char *known = n < sizeof name ? meant(c, name) : NULL;
+    const char *known = n < sizeof name ? meant(c, name) : NULL, *eq = strchr(name, '=');
+    if (eq && eq[1] && find_flag(c, name, (size_t)(eq - name)))
+        cli_usage_error(c, "unknown flag %s (did you mean %.*s %s?)", name, (int)(eq - name), name, eq + 1);
+    if (!strcmp(name, "-m") && c->wants)
+        cli_usage_error(c, "unknown flag -m (expected %s without one)", c->wants);
     cli_usage_error(c, known ? "unknown flag %.*s (did you mean %s?)" : "unknown flag %.*s", (int)n, given,
                     known);
 }
@@ -611,9 +609,11 @@ void cli_parse(struct cli *c, int argc, char **argv)
     for (int i = 0; i < c->n_args; i++)
         if (!*c->args[i]) cli_usage_error(c, "argument %d is empty (expected a name)", i + 1);
     if (c->n_args < c->min_args)
-        cli_usage_error(c, "missing argument (expected %s%d, got %d)",
-                        c->max_args == c->min_args ? "" : "at least ", c->min_args, c->n_args);
+        cli_usage_error(c, "missing argument%s%s (expected %s%d, got %d)", c->wants ? ": " : "",
+                        c->wants ? c->wants : "", c->max_args == c->min_args ? "" : "at least ", c->min_args,
+                        c->n_args);
     if (c->max_args >= 0 && c->n_args > c->max_args)
-        cli_usage_error(c, "too many arguments: '%s' (expected %s%d, got %d)", c->args[c->max_args],
-                        c->max_args == c->min_args ? "" : "at most ", c->max_args, c->n_args);
+        cli_usage_error(c, "too many arguments: '%s' (expected %s%d, got %d%s)", c->args[c->max_args],
+                        c->max_args == c->min_args ? "" : "at most ", c->max_args, c->n_args,
+                        !c->max_args && find_flag(c, "-m", 2) ? ": a model goes with -m" : "");
 }

@@ -51,6 +51,7 @@ struct cli {
     const char *synopsis;         /* lines after "usage: dflash-convert " */
     const char *summary;          /* one sentence */
     const struct cli_flag *flags; /* ends with name NULL; -q, -v, -h, --help, --version are always added */
+    const char *wants;            /* the arguments, as "HF_DIR|FILE"; NULL where there are none */
     int min_args, max_args;
     const char **args; /* filled: positional arguments */
     int n_args;
@@ -90,8 +91,6 @@ struct cli_output {
     const char *flag, *path;
 };
 void cli_distinct_outputs(const struct cli *c, const struct cli_output *o, int n);
-/* Are both there, and one file, by whatever names? */
-bool cli_same_file(const char *a, const char *b);
 /* A flag's text that goes into a file (NULL: not given): a usage error unless it is UTF-8 without control
  * characters, which other readers of the file would stumble over. */
 void cli_check_text(const struct cli *c, const char *flag, const char *text);

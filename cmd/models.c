@@ -208,7 +208,7 @@ static void tell_inferred(const struct cli *c, const struct desc *d)
 /* Is it the target's file, by whatever path? Its keys are overridden with the target's. */
 static bool is_targets(const struct models *m, const char *path)
 {
-    return m->target_path && path && (path == m->target_path || cli_same_file(path, m->target_path));
+    return m->target_path && path && (path == m->target_path || io_same_file(path, m->target_path));
 }
 
 static void overrides(const struct models *m, const struct cli *c, struct desc_override *o)
@@ -361,13 +361,19 @@ void models_no_mtp(const struct models *m, const struct cli *c, const char *what
         cli_usage_error(c, "--mtp and %s: one drafter is asked (expected -d DRAFTER, or -d target)", what);
 }
 
+int models_check_options(struct models *m, struct session_options *o, struct err *e)
+{
+    return engine_check(m->target, models_sources(m), o, e);
+}
+
 /* What is wrong with flags and inputs, as far as the descriptions can tell. */
 static int check(struct models *m, struct err *e)
 {
     struct session_options o = m->known;
     if (o.ctx < 1) o.ctx = 1;
-    if (models_kv(m, NULL, &o, e) || session_options_check(&o, m->drafter ? m->drafter->d : NULL, e))
-        return -1;
+    if (models_kv(m, NULL, &o, e)) return -1;
+    if (m->sparse.dense < 0) o.sparse.dense = 0; /* a state may say how many */
+    if (models_check_options(m, &o, e)) return -1;
     return m->check ? m->check(m->check_ctx, e) : 0;
 }
 
@@ -551,7 +557,7 @@ int models_open(struct models *m, const struct cli *c, struct err *e)
     if (check(m, e)) return -1;
     if (m->target->d->arch == DESC_GEMMA4 && kv_flags_coarse(&m->kv, m->target->d))
         cli_warn(c, "a Gemma's keys and values below q8_0: its text suffers far more than other models'");
-    if (m->pool)
+    if (m->pool > 0)
         cli_note(
             c,
             "a pool of %d positions: rows see no more of full layers, the output is another than that of "
@@ -582,7 +588,7 @@ int models_kv(struct models *m, const struct state_info *info, struct session_op
     if (sparse_flags_resolve(&m->sparse, info, o, e)) return -1;
     if (kv_flags_resolve(&m->kv, m->target->d, drafters, models_drafters(m, drafters), info, o, e)) return -1;
     o->kv_host = m->kv_host_layers;
-    o->pool = m->pool ? m->pool : info ? info->pool : 0;
+    o->pool = m->pool >= 0 ? m->pool : info ? info->pool : 0;
     return m->kv_host && m->planner ? memory_plan_kv_host(m->planner, o, true, e) : 0;
 }
 

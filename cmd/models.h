@@ -25,7 +25,7 @@ struct models {
     int32_t experts_host;                     /* experts a layer that stay in the host's memory */
     const char *experts_counts;               /* the importance matrix that says which; NULL: none */
     bool kv_host;           /* as many layers' keys and values as do not fit, and at least */
-    int32_t pool;           /* positions that layers without a window keep; 0: all */
+    int32_t pool;           /* positions that layers without a window keep; 0: all; -1: not said */
     int32_t kv_host_layers; /* so many, stay in the host's memory */
     struct drafter_flags draft;
     struct cli_list keys;       /* --override-kv */
@@ -48,7 +48,7 @@ struct models {
 };
 #define MODELS_INIT                                                                                          \
     {                                                                                                        \
-        .draft_causal = -1, .draft = DRAFTER_FLAGS_INIT, .sparse = SPARSE_FLAGS_INIT                         \
+        .draft_causal = -1, .pool = -1, .draft = DRAFTER_FLAGS_INIT, .sparse = SPARSE_FLAGS_INIT             \
     }
 
 /* How a model is run. */
@@ -104,8 +104,8 @@ struct models {
          CLI_I32,                                                                                            \
          &(m).pool,                                                                                          \
          "TOKENS",                                                                                           \
-         "positions that layers without a window keep on the device, a multiple of 64 (default 0: all; "     \
-         "lossy)",                                                                                           \
+         "positions that layers without a window keep on the device, a multiple of 64 (default 0: all, or "  \
+         "as STATE has it; lossy)",                                                                          \
          0,                                                                                                  \
          SESSION_MAX_CTX},                                                                                   \
         {"--kv-host",                                                                                        \
@@ -193,6 +193,8 @@ void models_close(struct models *m);
  * NULL: no state), and how many layers' caches are in the host's memory: with --kv-host those that o, its ctx
  * set, has no room for. o borrows m. */
 int models_kv(struct models *m, const struct state_info *info, struct session_options *o, struct err *e);
+/* What a session with these options would be refused for, before a weight is read: engine_check. */
+int models_check_options(struct models *m, struct session_options *o, struct err *e);
 /* Warn about a raw prompt without the BOS that the model asks for. */
 void models_check_bos(const struct models *m, const struct cli *c, const int32_t *ids, size_t n);
 /* Tokens of a state's text that were left out of it (info zero: no state); warns if there are any. */

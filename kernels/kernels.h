@@ -167,8 +167,9 @@ struct kn_ops {
     int (*rope_store)(struct kn_backend *, const struct kn_rope_store *);
     int (*attention)(struct kn_backend *, const struct kn_attention *);
     int (*attention_weights)(struct kn_backend *, const struct kn_attention_weights *);
-    /* rope_store of one layer, then attention over its rows, both with the same q, pos, n, n_head and kv. q
-     * and k may be left as they were. The same results as the two. NULL: the two. */
+    /* rope_store of one layer, then attention over its rows, both with the same q, pos, n, n_head and kv; of
+     * a tree's rows the first with the tail, and their places there. q and k may be left as they were. The
+     * same results as the two. NULL: the two. */
     int (*attend)(struct kn_backend *, const struct kn_rope_store *, const struct kn_attention *);
     /* Keys and values between two caches of one shape and types that hold all positions, one of them in the
      * host's memory: those of positions pos[0] to pos[0] + n - 1, n 0: of all before pos[0]. Bytes beside

@@ -77,7 +77,7 @@ static int write_relatives(const char *dir, const struct df_drafter *d, struct e
         snprintf(path, sizeof path, "%s/relative-%s.gguf", dir, r[i].name);
         if (df_write(path, d, s, &r[i].c, e)) return -1;
     }
-    const struct df_change sunk = {.extra = sinks}; /* which is run, on the CPU */
+    const struct df_change sunk = {.extra = sinks}; /* which is run */
     snprintf(path, sizeof path, "%s/small-sunk.gguf", dir);
     return df_write(path, d, spellings, &sunk, e);
 }

@@ -166,8 +166,9 @@ static const json_t *with_streams(const json_t *j, const json_t *const *then, in
     return NULL;
 }
 
-/* A cell that is in both; then may lose lines. True: it is worse. */
-static bool put_pair(struct grid *g, const json_t *j, const json_t **then, int n, double slack)
+/* A cell that is in both; then may lose lines. UNMET: no speed of it was compared. */
+static enum baseline_verdict put_pair(struct grid *g, const json_t *j, const json_t **then, int n,
+                                      double slack)
 {
     const json_t *streams = with_streams(j, then, n), *old = then[n - 1];
     const bool differ =
@@ -199,7 +200,7 @@ static bool put_pair(struct grid *g, const json_t *j, const json_t **then, int n
                "%.2f");
     grid_put(g, differ ? "DIFFER" : streams ? "same" : "-");
     grid_put(g, verdict);
-    return slow || differ;
+    return slow || differ ? BASELINE_WORSE : plain.text || drafted.text ? BASELINE_HOLDS : BASELINE_UNMET;
 }
 
 static void put_names(struct grid *g, const json_t *j)
@@ -238,7 +239,8 @@ static void open_grid(struct grid *g, double slack)
 
 enum { MAX_SESSIONS = 256 };
 
-bool baseline_compare(const json_t *lines, const json_t *baseline, double slack, struct grid *g)
+enum baseline_verdict baseline_compare(const json_t *lines, const json_t *baseline, double slack,
+                                       struct grid *g)
 {
     const size_t n = json_array_size(lines), n_old = json_array_size(baseline);
     char **key = mem_calloc(n + n_old + 1, sizeof *key);
@@ -247,7 +249,7 @@ bool baseline_compare(const json_t *lines, const json_t *baseline, double slack,
     open_grid(g, slack);
     if (!key) {
         g->failed = true;
-        return true;
+        return BASELINE_WORSE;
     }
     for (size_t i = 0; i < n + n_old; i++) {
         const json_t *j = i < n ? json_array_get(lines, i) : json_array_get(baseline, i - n);
@@ -262,9 +264,10 @@ bool baseline_compare(const json_t *lines, const json_t *baseline, double slack,
             put_alone(g, json_array_get(lines, i), "not in the baseline");
             continue;
         }
-        met = true;
         put_names(g, json_array_get(lines, i));
-        worse |= put_pair(g, json_array_get(lines, i), then, found, slack);
+        const enum baseline_verdict v = put_pair(g, json_array_get(lines, i), then, found, slack);
+        worse |= v == BASELINE_WORSE;
+        met |= v != BASELINE_UNMET;
     }
     for (size_t k = n; k < n + n_old; k++) { /* those of the baseline alone, each once */
         bool here = !key[k];
@@ -274,5 +277,5 @@ bool baseline_compare(const json_t *lines, const json_t *baseline, double slack,
     }
     for (size_t i = 0; i < n + n_old; i++) mem_free(key[i]);
     mem_free(key);
-    return worse || !met;
+    return worse ? BASELINE_WORSE : met ? BASELINE_HOLDS : BASELINE_UNMET;
 }

@@ -63,6 +63,7 @@ static struct cli cli = {
     .summary =
         "Learn how often the target agrees with the drafter, by slot and by the drafter's probability.",
     .flags = flags,
+    .wants = "PROMPT.tok...",
     .min_args = 1,
     .max_args = 4096,
 };

@@ -39,6 +39,7 @@ static struct cli cli = {
         "Compare two streams of int32 ids. Exit 1 where they differ; with a model the text around, with "
         "a prompt too the logits of the two ids there.",
     .flags = flags,
+    .wants = "A.tok B.tok",
     .min_args = 2,
     .max_args = 2,
 };

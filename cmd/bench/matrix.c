@@ -58,6 +58,7 @@ static struct cli cli = {
     .summary = "Write the rules of a benchmark matrix. A prompt's class is its file name up to the first "
                "'-'; .tok files are taken as they are.",
     .flags = flags,
+    .wants = "PROMPT.txt...",
     .min_args = 1,
     .max_args = 4096,
 };

@@ -80,7 +80,7 @@ static int open_way(struct way *w, bool turns, int which, struct err *e)
         so.kv = (struct kn_kv_types){KN_F16, KN_F16};
         so.kv_layers = NULL;
         so.sparse = (struct session_sparse){0};
-        so.pool = so.kv_host = 0;
+        so.pool = 0; /* what stays in the host's memory changes no answer */
     }
     if (which == NEAR && !turns) so.sparse = (struct session_sparse){.on = true, .alpha = 1000};
     if (which == SPREAD && !o.keep)
@@ -396,6 +396,7 @@ static int run(bool *passed, struct err *e)
     if (task_list(want, e)) return -1;
     if (want[NEEDLE_TURNS] && o.keep > 0)
         return err_set(e, ERR_USAGE, "--compress: turns go on from a state (expected other tasks)");
+    o.m.known = (struct session_options){.ctx = o.length + TURN, .chunk = o.chunk};
     if (models_open(&o.m, &cli, e)) return -1;
     if (o.m.target->d->n_vocab != NEEDLE_VOCABULARY)
         return err_set(

@@ -27,7 +27,9 @@ static const struct cli_flag flags[] = {
      "a page with tables and plots there too, which asks the network for nothing", 0, 0},
     {"--title", CLI_STR, &title, "TEXT", "title of the page", 0, 0},
     {"--baseline", CLI_STR, &baseline, "FILE",
-     "lines of another time: exit 1 where a cell is slower beyond its noise, or a stream differs", 0, 0},
+     "lines of another time: exit 1 where a cell is slower beyond its noise, where a stream differs, or "
+     "where no speed can be compared",
+     0, 0},
     {"--slack", CLI_F32, &slack, "X",
      "--baseline: smaller differences are never told (default 0.02: 2 percent)", 0, 1},
     {"--gnuplot", CLI_FLAG, &gnuplot, NULL, "a script for gnuplot (PNG on its stdout) instead of tables", 0,
@@ -43,6 +45,7 @@ static struct cli cli = {
     .summary =
         "Tables from the JSON lines of run, rows, ops and compare. Exit 1 where a drafted stream differs.",
     .flags = flags,
+    .wants = "FILE.jsonl...",
     .min_args = 1,
     .max_args = 4096,
 };
@@ -137,13 +140,19 @@ static int write_page(const struct page *p, struct io_out *o, struct err *e)
     return bad || lost || mem_failures() != failures ? err_set(e, ERR_IO, "out of memory (a page)") : 0;
 }
 
-static const char *verdict_text(bool worse, bool differ)
+static const char *verdict_text(enum baseline_verdict against, bool differ)
 {
     if (differ) return "A drafted stream differs from the plain one.";
     if (!baseline) return "";
-    return worse ? "Against the baseline: a cell is slower beyond its noise, writes another stream, or is "
-                   "missing."
-                 : "Against the baseline: no cell is slower beyond its noise, and no stream differs.";
+    switch (against) {
+    case BASELINE_WORSE:
+        return "Against the baseline: a cell is slower beyond its noise, writes another stream, or is "
+               "missing.";
+    case BASELINE_UNMET:
+        return "Against the baseline: no speed was compared (expected a cell of one of its machines, with "
+               "its models and settings).";
+    default: return "Against the baseline: no cell is slower beyond its noise, and no stream differs.";
+    }
 }
 
 /* Tables and page; the exit status. */
@@ -151,15 +160,15 @@ static int report(json_t *lines, const json_t *then, struct io_out *page_file)
 {
     struct grid g[REPORT_TABLES] = {0};
     struct err e = {0};
-    bool worse = false;
+    enum baseline_verdict against = BASELINE_HOLDS;
     const bool differ = report_streams_differ(lines);
     struct report_cells cells;
     if (cells_read(&cells, lines)) {
         err_set(&e, ERR_IO, "out of memory (cells)");
         return cli_fail(&cli, &e);
     }
-    const int n = report_tables(lines, &cells, then, (double)slack, g, &worse);
-    const char *verdict = verdict_text(worse, differ);
+    const int n = report_tables(lines, &cells, then, (double)slack, g, &against);
+    const char *verdict = verdict_text(against, differ);
     const struct page p = {.lines = lines,
                            .cells = &cells,
                            .title = title ? title : "dflash-bench report",
@@ -175,8 +184,9 @@ static int report(json_t *lines, const json_t *then, struct io_out *page_file)
     for (int i = 0; i < n; i++) grid_free(&g[i]);
     cells_free(&cells);
     if (rc) return cli_fail(&cli, &e);
-    if (*verdict && (worse || differ)) cli_warn(&cli, "%s", verdict);
-    return worse || differ ? ERR_NEGATIVE : 0;
+    if (against == BASELINE_HOLDS && !differ) return 0;
+    cli_warn(&cli, "%s", verdict);
+    return ERR_NEGATIVE;
 }
 
 /* ---- a plot ---- */

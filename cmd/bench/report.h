@@ -64,10 +64,11 @@ bool cells_first(const struct report_cells *c, size_t i, unsigned axes, bool wit
 double cells_kept(const struct report_cells *c, const struct report_cell *like, unsigned axes, int proposals);
 
 /* The tables of lines in the order that they are shown in, at most most of them; how many. baseline: lines of
- * another time, or NULL; *worse: what baseline_compare says of it. */
+ * another time, or NULL; *against: what baseline_compare says of it. */
 enum { REPORT_TABLES = 16 };
+enum baseline_verdict { BASELINE_HOLDS, BASELINE_WORSE, BASELINE_UNMET };
 int report_tables(const json_t *lines, const struct report_cells *cells, const json_t *baseline, double slack,
-                  struct grid *g, bool *worse);
+                  struct grid *g, enum baseline_verdict *against);
 /* A plain stream and a drafted one that differ, in any line. */
 bool report_streams_differ(const json_t *lines);
 /* What cells were measured with, each once, a line each; mem_free it. "" without cells, NULL without memory.
@@ -76,9 +77,11 @@ char *report_made(const json_t *lines);
 /* What the columns of cells are. */
 extern const char report_cells_legend[];
 
-/* baseline.c: true where a cell is slower than the baseline's by more than its noise (at least slack, a
- * share) or writes another stream, where one of the baseline's was not measured, or none is in both. */
-bool baseline_compare(const json_t *lines, const json_t *baseline, double slack, struct grid *g);
+/* baseline.c: WORSE where a cell is slower than the baseline's by more than its noise (at least slack, a
+ * share) or writes another stream, or where one of the baseline's was not measured; else UNMET where no speed
+ * was compared: no cell is in both, or all of them are another machine's. */
+enum baseline_verdict baseline_compare(const json_t *lines, const json_t *baseline, double slack,
+                                       struct grid *g);
 /* Two-sided p of the rank-sum test (Mann-Whitney): the chance of runs that lie as far apart, of one
  * distribution. */
 double rank_test(const struct sample *a, const struct sample *b);

@@ -281,10 +281,10 @@ bool report_streams_differ(const json_t *lines)
 }
 
 int report_tables(const json_t *lines, const struct report_cells *cells_of, const json_t *baseline,
-                  double slack, struct grid *g, bool *worse)
+                  double slack, struct grid *g, enum baseline_verdict *against)
 {
     int n = 0;
-    if (baseline) *worse = baseline_compare(lines, baseline, slack, &g[n++]);
+    if (baseline) *against = baseline_compare(lines, baseline, slack, &g[n++]);
     for (int t = 0; t < N_TABLE; t++) {
         n += one_kind(lines, t, &g[n]);
         if (t == 0) {

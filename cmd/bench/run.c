@@ -82,6 +82,7 @@ static struct cli cli = {
     .synopsis = "-m TARGET [-d DRAFTER] [-n N] [--runs R] [flags] PROMPT.tok... > cell.jsonl",
     .summary = "Measure a cell: the same prompts plain and drafted, in turn. One line of JSON.",
     .flags = flags,
+    .wants = "PROMPT.tok...",
     .min_args = 1,
     .max_args = 4096,
 };
@@ -318,7 +319,7 @@ static json_t *settings_json(void)
 {
     json_t *j = json_pack("{s:I,s:b,s:i,s:s,s:b}", "n", (json_int_t)o.n, "ignore_eos", o.ignore_eos, "chunk",
                           o.chunk, "kv", o.m.kv.kv ? o.m.kv.kv : "f16", "check_layers", o.m.check_layers);
-    json_object_set_new(j, "pool", json_integer(o.m.pool));
+    json_object_set_new(j, "pool", json_integer(o.m.pool > 0 ? o.m.pool : 0));
     json_object_set_new(j, "kv_host", json_boolean(o.m.kv_host));
     json_object_set_new(j, "kv_host_layers", json_integer(o.m.kv_host_layers));
     given_json(j);

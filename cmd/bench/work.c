@@ -52,6 +52,7 @@ static struct cli cli = {
     .synopsis = "[--file FILE] DIR -- COMMAND [ARG...] < names",
     .summary = "Run COMMAND, {} in it replaced, for every name that no other worker has claimed in DIR.",
     .flags = flags,
+    .wants = "CLAIMS JOB...",
     .min_args = 2,
     .max_args = 4096,
 };

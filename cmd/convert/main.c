@@ -69,6 +69,7 @@ static struct cli cli = {
     .summary = "Convert a target or a DFlash drafter from Hugging Face form to GGUF, or a drafter's GGUF "
                "to another dialect.",
     .flags = flags,
+    .wants = "HF_DIR|FILE.safetensors|FILE.gguf",
     .min_args = 1,
     .max_args = 1,
 };

@@ -138,7 +138,7 @@ static int open_outputs(struct outputs *o, struct err *e)
     n += plan_flags_inputs(&set.plan, inputs + n);
     if (set.lookup.path) inputs[n++] = set.lookup.path;
     if (set.state_path) inputs[n++] = set.state_path;
-    const bool over = set.save_path && set.state_path && cli_same_file(set.save_path, set.state_path);
+    const bool over = set.save_path && set.state_path && io_same_file(set.save_path, set.state_path);
     const struct {
         const char *path;
         struct io_out *out;
@@ -271,7 +271,7 @@ static int make_options(struct run *u, struct err *e)
                        SESSION_MAX_CTX, need);
     if (!set.ctx) u->o.ctx = (int32_t)need;
     if (models_kv(&set.m, u->state ? &u->info : NULL, &u->o, e)) return -1;
-    if (session_options_check(&u->o, d, e)) return -1;
+    if (models_check_options(&set.m, &u->o, e)) return -1;
     if ((d || u->o.look) && spec_width_check(set.plan.rows, u->o.block, u->o.look, e)) return -1;
     const struct desc *drafters[PLAN_SOURCES];
     const int32_t n = models_drafters(&set.m, drafters);

@@ -117,7 +117,7 @@ static int check_all(void *ctx, struct err *e)
                                      .look = set->lookup.look,
                                      .tree = set->plan.tree_most,
                                      .check_layers = set->m.check_layers};
-    if (models_kv(&set->m, NULL, &sv->o, e) || session_options_check(&sv->o, d, e)) return -1;
+    if (models_kv(&set->m, NULL, &sv->o, e) || models_check_options(&set->m, &sv->o, e)) return -1;
     models_check_length(&set->m, sv->cli, ctx_n);
     return (d || sv->o.look) && spec_width_check(set->plan.rows, sv->o.block, sv->o.look, e) ? -1 : 0;
 }

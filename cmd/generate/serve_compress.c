@@ -79,7 +79,8 @@ static const char *what_stays(struct job *j, struct err *e)
         err_set(e, ERR_IO, "out of memory (%d tokens)", n);
         return "no_memory";
     }
-    if (compress_frames(x->scorer, j->prompt, n, x->stays, e)) return "no_memory";
+    if (compress_frames(x->scorer, j->prompt, n, x->stays, e))
+        return e->code == ERR_FORMAT ? "adapter_unavailable" : "no_memory";
     return compress_protect(x->stays, n, x->budget, e) ? "bad_args" : NULL;
 }
 

@@ -66,6 +66,7 @@ static struct cli cli = {
                "fits its target, "
                "or compare two files.",
     .flags = flags,
+    .wants = "FILE",
     .min_args = 1,
     .max_args = 2,
 };

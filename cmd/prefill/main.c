@@ -173,7 +173,7 @@ static int check_inputs(struct prompt *p, struct err *e)
 {
     const int64_t rows = cf.keep > 0 ? compress_budget(cf.keep, (int32_t)p->n) : (int64_t)p->n,
                   all = (int64_t)p->info.n_tokens + rows;
-    const struct desc *drafters[PLAN_SOURCES], *d = m.drafter ? m.drafter->d : NULL;
+    const struct desc *drafters[PLAN_SOURCES];
     p->o.ctx = ctx_size ? ctx_size : (int32_t)(all < SESSION_MAX_CTX ? all : SESSION_MAX_CTX);
     p->o.chunk = chunk ? chunk : p->info.chunk;
     if (models_check_ids(&m, "stdin", p->ids, p->n, e) || session_prompt_check(p->o.ctx, all, e)) return -1;
@@ -182,7 +182,7 @@ static int check_inputs(struct prompt *p, struct err *e)
     if (cf.keep > 0 && compress_inputs(&p->compress, &m, &cli, p->ids, (int32_t)p->n, e)) return -1;
     if (models_kv(&m, p->state ? &p->info : NULL, &p->o, e)) return -1;
     if (!p->state) return 0;
-    return session_options_check(&p->o, d, e) ||
+    return models_check_options(&m, &p->o, e) ||
                    state_check(p->state, m.target->d, drafters, models_drafters(&m, drafters), &p->o, e)
                ? -1
                : 0;
@@ -312,7 +312,7 @@ static int open_outputs(struct run *r, struct err *e)
     const int models = n - (m.experts_counts != NULL);
     if (cf.scorer) inputs[n++] = cf.scorer;
     if (state_path) inputs[n++] = state_path;
-    const bool over = state_path && out_path && cli_same_file(out_path, state_path);
+    const bool over = state_path && out_path && io_same_file(out_path, state_path);
     if (r->leaves_state && io_out_open(&r->state, out_path, force || over, inputs, n - over, e)) return -1;
     if (imatrix_path && open_imatrix(&r->prompt.im, &r->importance, inputs, models, e)) return -1;
     if (logits_path && io_out_open(&r->logits, logits_path, true, inputs, n, e)) return -1;
@@ -466,13 +466,13 @@ int main(int argc, char **argv)
                          : hidden_path  ? "--hidden"
                          : imatrix_path ? "--imatrix"
                                         : NULL,
-                         m.pool != 0, &cli);
+                         m.pool > 0, &cli);
     sparse_flags_check(&m.sparse, state_path, &cli);
     if (*kv_flags_convert_doubt(&m.kv, state_path))
         cli_usage_error(&cli, "%s", kv_flags_convert_doubt(&m.kv, state_path));
     if (state_path && imatrix_path)
         cli_usage_error(&cli, "--state: an importance matrix is of whole texts (expected no --imatrix)");
-    if (m.pool && imatrix_path)
+    if (m.pool > 0 && imatrix_path)
         cli_usage_error(&cli,
                         "--pool: its scores run rows of their own, which an importance matrix would count "
                         "(expected no --imatrix)");

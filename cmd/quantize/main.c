@@ -53,6 +53,7 @@ static struct cli cli = {
     .summary = "Change the tensor types of a GGUF file and report the error that it costs; or copy it, with "
                "other keys, into one file or several.",
     .flags = flags,
+    .wants = "IN.gguf",
     .min_args = 1,
     .max_args = 1,
 };

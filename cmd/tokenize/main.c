@@ -153,10 +153,12 @@ static int run_decode(struct sink *s, const struct tokenizer *t, uint8_t *in, st
 {
     struct tok_decoder *x;
     int rc = -1;
-    size_t n = 0, got;
+    size_t n = 0, got, n_head = 0;
+    uint8_t head[64]; /* what the stream began with, if it turns out to be none */
     if (tok_decoder_new(&x, t, special, e)) return -1;
     do {
         if (io_read_some(STDIN_FILENO, "stdin", in + n, N_IN - n, &got, e)) goto done;
+        if (!n_head) memcpy(head, in, n_head = got < sizeof head ? got : sizeof head);
         n += got;
         if (decode_some(s, x, in, &n, e) || (got == 0 && tok_decode(x, NULL, 0, true, put_bytes, s, e)) ||
             io_out_flush(&s->out, e))
@@ -167,6 +169,7 @@ static int run_decode(struct sink *s, const struct tokenizer *t, uint8_t *in, st
     else
         rc = 0;
 done:
+    if (rc && e->code == ERR_FORMAT) io_hint_tokens(head, n_head, e);
     if (rc && io_out_flush(&s->out, NULL)) rc = -1; /* the text before a bad id is good */
     tok_decoder_free(x);
     return rc;

@@ -98,7 +98,10 @@ int io_map_open(struct io_map *m, const char *path, struct err *e)
     memset(m, 0, sizeof *m);
     /* Non-blocking, so that a pipe without a writer is refused below instead of waited for. */
     fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return err_errno(e, "%s", path);
+    if (fd < 0) {
+        err_errno(e, "%s", path);
+        return strcmp(path, "-") ? -1 : err_hint(e, "this is mapped, not read: a file, not standard input");
+    }
     if (fstat(fd, &st)) {
         err_errno(e, "%s", path);
         goto fail;
@@ -339,6 +342,12 @@ bool io_path_waits(const char *path)
     struct stat st;
     return strcmp(path, "-") ? stat(path, &st) == 0 && (waits(&st) || S_ISCHR(st.st_mode))
                              : io_waits(STDIN_FILENO);
+}
+
+bool io_same_file(const char *a, const char *b)
+{
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
 bool io_holds_data(int fd)

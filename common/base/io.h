@@ -100,6 +100,8 @@ void io_team_end(void);
  * a terminal. false too where there is nothing: reading it will say so. */
 bool io_waits(int fd);
 bool io_path_waits(const char *path);
+/* Are both there, and one file, by whatever names? */
+bool io_same_file(const char *a, const char *b);
 /* Is something to be read there now, without waiting: bytes in a pipe, or the rest of a file? */
 bool io_holds_data(int fd);
 /* Read a stream to its end, at most cap bytes (more is ERR_FORMAT). *data is mem_alloc'ed. */

@@ -43,6 +43,7 @@ static const char *const drafter_keys[] = {"attention.causal",
                                            "final_logit_softcapping",
                                            "logit_scale",
                                            "attention.scale",
+                                           "hidden_activation",
                                            "hidden_act",
                                            "rope.dimension_sections",
                                            "attention.sliding_window",
@@ -459,16 +460,27 @@ static int optional(struct desc_reader *r, int32_t layer, const char *part, int6
     return desc_shape(r, ne, name) ? -1 : 1;
 }
 
+/* hidden_activation is llama.cpp's; hidden_act is what dflash-convert wrote before. */
 static int read_act(struct desc_reader *r)
 {
+    static const char *const names[] = {"hidden_activation", "hidden_act"};
     struct gguf_str v;
     char key[160];
-    const int rc = gguf_get_str(r->g, desc_key(r, "hidden_act", key, sizeof key), &v, r->e);
-    if (rc) return rc < 0 ? -1 : 0;
-    r->d->gelu = gguf_str_is(v, "gelu") || gguf_str_is(v, "gelu_pytorch_tanh");
-    if (r->d->gelu || gguf_str_is(v, "silu")) return 0;
-    return desc_fail(r, "key '%s': is not supported (expected silu, gelu or gelu_pytorch_tanh, got %.*s)",
-                     key, (int)(v.n < 60 ? v.n : 60), v.s);
+    for (int i = 0, said = 0; i < 2; i++) {
+        const int rc = gguf_get_str(r->g, desc_key(r, names[i], key, sizeof key), &v, r->e);
+        if (rc < 0) return -1;
+        if (rc) continue;
+        const bool gelu = gguf_str_is(v, "gelu") || gguf_str_is(v, "gelu_pytorch_tanh");
+        if (!gelu && !gguf_str_is(v, "silu"))
+            return desc_fail(
+                r, "key '%s': is not supported (expected silu, gelu or gelu_pytorch_tanh, got %.*s)", key,
+                (int)(v.n < 60 ? v.n : 60), v.s);
+        if (said++ && gelu != r->d->gelu)
+            return desc_fail(r, "key '%s': disagrees with %s (got %.*s)", key, names[0],
+                             (int)(v.n < 60 ? v.n : 60), v.s);
+        r->d->gelu = gelu;
+    }
+    return 0;
 }
 
 /* Among the pieces: what the block has that Qwen3's has not. */
@@ -574,17 +586,17 @@ static int whole_sinks(struct desc_reader *r)
 {
     const struct desc *d = r->d;
     char name[64];
-    for (int i = 0; i < d->n_layer && d->sinks; i++) {
-        bool here = false;
-        for (int j = 0; j < d->n_layer && !here; j++) {
-            snprintf(name, sizeof name, "blk.%d.attn_sinks.weight", j);
-            here = !d->layer[i].window == !d->layer[j].window && gguf_tensor(r->g, name);
+    bool in[2] = {false, false}; /* some full layer, some sliding one */
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < d->n_layer && d->sinks; i++) {
+            const bool sliding = d->layer[i].window > 0;
+            snprintf(name, sizeof name, "blk.%d.attn_sinks.weight", i);
+            if (gguf_tensor(r->g, name))
+                in[sliding] = true;
+            else if (pass && in[sliding])
+                return desc_fail(r, "tensor '%s': is missing (another %s layer has it)", name,
+                                 sliding ? "sliding" : "full");
         }
-        snprintf(name, sizeof name, "blk.%d.attn_sinks.weight", i);
-        if (here && !gguf_tensor(r->g, name))
-            return desc_fail(r, "tensor '%s': is missing (another %s layer has it)", name,
-                             d->layer[i].window ? "sliding" : "full");
-    }
     return 0;
 }
 

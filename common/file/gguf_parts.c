@@ -17,7 +17,8 @@ struct place {
     uint32_t crc;
 };
 
-/* 1: the file is a model by itself. */
+/* 1: the file is a model by itself, and so it is with a count of 0: the other engine's tool leaves part 0 of
+ * 0 in what it joins. */
 static int read_place(const struct gguf *g, struct place *p, struct err *e)
 {
     static const char *const keys[] = {GGUF_SPLIT_NO, GGUF_SPLIT_COUNT, GGUF_SPLIT_TENSORS};
@@ -34,7 +35,7 @@ static int read_place(const struct gguf *g, struct place *p, struct err *e)
         if (!gguf_find(g, keys[i]))
             return err_set(e, ERR_FORMAT, "%s: key '%s': is missing (expected beside other keys split.*)",
                            g->map.path, keys[i]);
-    if (p->count < 1 || p->no < 0 || p->no >= p->count)
+    if ((p->no || p->count) && (p->no < 0 || p->no >= p->count))
         return err_set(e, ERR_FORMAT,
                        "%s: keys 'split.no' and 'split.count': out of range (expected 0 to count - 1, got "
                        "%" PRId32 " of %" PRId32 ")",
@@ -49,7 +50,7 @@ int gguf_whole(const struct gguf *g, struct err *e)
     struct place p;
     const int rc = read_place(g, &p, e);
     if (rc < 0) return -1;
-    return rc || p.count == 1
+    return rc || p.count <= 1
                ? 0
                : err_set(e, ERR_FORMAT, "%s: is part %" PRId32 " of %" PRId32 " (expected one file)",
                          g->map.path, p.no + 1, p.count);
@@ -233,6 +234,7 @@ int gguf_join(struct gguf *g, struct err *e)
     const int rc = read_place(g, &p, e);
     if (rc) return rc < 0 ? -1 : 0;
     if (p.count > 1 && check_first(g, &p, &stem, e)) return -1;
+    if (!p.count) p.count = 1;
     g->part = arena_alloc(g->arena, (size_t)p.count, sizeof *g->part);
     if (!g->part) return err_set(e, ERR_IO, "%s: out of memory (parts)", g->map.path);
     for (int32_t i = 1; i < p.count; i++)

@@ -232,7 +232,6 @@ static void check_use(struct report *r, const struct gguf *g, const struct desc 
         if (t[i])
             say(r, CHECK_WARN, hint, "use", "cannot be run on %s: no products with %s, the first is %s",
                 i ? "CUDA" : "the CPU", types[i], t[i]->name);
-    if (d->sinks && !why.code) say(r, CHECK_WARN, NULL, "use", "cannot be run on CUDA: attention sinks");
     if (!t[2] && !why.code)
         say(r, CHECK_OK, NULL, "use", "every matrix is of a type that is multiplied %s",
             t[0]   ? "on CUDA"

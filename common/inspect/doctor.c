@@ -4,84 +4,13 @@
  * run impossible; a note (CHECK_WARN) is what was inferred, or what can be right and is often the reason
  * where it is not. The order is that of a consultation: is it one, does it read the right things, does it
  * know the words, is it the arithmetic. */
-#include <inttypes.h>
 #include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <zlib.h>
-#include "check.h"
-#include "../describe/desc.h"
 #include "../describe/dialect.h"
-#include "../file/gguf.h"
 #include "../base/io.h"
 #include "../base/mem.h"
-#include "../base/text.h"
 #include "beside.h"
+#include "doctor.h"
 #include "usable.h"
-
-struct doctor {
-    const char *drafter; /* its path */
-    check_fn fn;
-    void *ctx;
-    int bad;
-    bool no_memory; /* something was not looked at */
-    struct gguf *tg, *dg;
-    struct desc *t, *d;
-};
-
-struct text {
-    char s[768];
-};
-
-static struct text textf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-static struct text textf(const char *fmt, ...)
-{
-    struct text t;
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(t.s, sizeof t.s, fmt, ap);
-    va_end(ap);
-    return t;
-}
-
-static void say(struct doctor *p, const struct check_finding *f)
-{
-    if (f->level == CHECK_BAD) p->bad++;
-    p->fn(p->ctx, f);
-}
-
-static void ok(struct doctor *p, const char *subject, struct text text)
-{
-    say(p, &(struct check_finding){.level = CHECK_OK, .subject = subject, .text = text.s});
-}
-
-static void note(struct doctor *p, const char *subject, struct text text, const char *hint)
-{
-    say(p, &(struct check_finding){.level = CHECK_WARN, .subject = subject, .text = text.s, .hint = hint});
-}
-
-static void misfit(struct doctor *p, const char *subject, struct text text, struct text expected,
-                   struct text found, const char *hint)
-{
-    say(p, &(struct check_finding){.level = CHECK_BAD,
-                                   .subject = subject,
-                                   .text = text.s,
-                                   .expected = expected.s,
-                                   .found = found.s,
-                                   .hint = hint});
-}
-
-/* ok where two numbers agree. */
-static void same(struct doctor *p, const char *subject, struct text text, int64_t expected, int64_t found,
-                 const char *hint)
-{
-    if (expected == found)
-        ok(p, subject, text);
-    else
-        misfit(p, subject, text, textf("%" PRId64, expected), textf("%" PRId64, found), hint);
-}
 
 static struct text list_text(const int32_t *v, int32_t n, int32_t add)
 {
@@ -257,193 +186,6 @@ static void suggest_taps(struct doctor *p)
          "try them: --taps LIST");
 }
 
-/* ---- words ---- */
-
-/* First index at which two lists of strings differ, or -1. */
-static int64_t first_difference(const struct gguf_kv *a, const struct gguf_kv *b)
-{
-    if (!a || !b || !a->strings || !b->strings) return a || b ? 0 : -1;
-    const uint64_t n = a->count < b->count ? a->count : b->count;
-    for (uint64_t i = 0; i < n; i++)
-        if (a->strings[i].n != b->strings[i].n || memcmp(a->strings[i].s, b->strings[i].s, a->strings[i].n))
-            return (int64_t)i;
-    return a->count == b->count ? -1 : (int64_t)n;
-}
-
-static struct text element(const struct gguf_kv *kv, int64_t i)
-{
-    if (!kv || !kv->strings || (uint64_t)i >= kv->count) return textf("nothing");
-    struct text t;
-    text_quote(t.s, sizeof t.s, kv->strings[i].s, kv->strings[i].n, 60);
-    return t;
-}
-
-static void see_tokenizer(struct doctor *p)
-{
-    static const char *const lists[] = {"tokenizer.ggml.tokens", "tokenizer.ggml.merges"};
-    const struct desc *t = p->t, *d = p->d;
-    if (!d->n_vocab)
-        ok(p, "vocabulary", textf("%d, embedding and head borrowed from the target", t->n_vocab));
-    else
-        same(p, "vocabulary", textf("rows of embedding and head"), t->n_vocab, d->n_vocab,
-             d->n_vocab < t->n_vocab && !d->n_vocab_draft ? DESC_REDUCED_HINT : NULL);
-    if (d->n_vocab_draft && d->d2t_top >= t->n_vocab)
-        misfit(p, "d2t", textf("rows of a reduced vocabulary of %d", d->n_vocab_draft),
-               textf("ids 0 to %d", t->n_vocab - 1), textf("%d", d->d2t_top),
-               "the drafter was trained with another vocabulary");
-    else if (d->n_vocab_draft)
-        ok(p, "d2t", textf("%d of %d tokens can be proposed", d->n_vocab_draft, t->n_vocab));
-    if (!t->has_tokenizer || !d->has_tokenizer) {
-        note(
-            p, "tokenizer",
-            textf("%s", t->has_tokenizer ? "the drafter's file has none" : "the target's file has none"),
-            "the target's is used; other engines may want it in the drafter's file: dflash-convert --target");
-        return;
-    }
-    if (t->tokenizer_crc == d->tokenizer_crc) {
-        ok(p, "tokenizer",
-           textf("%d tokens, tokens and merges crc32 %08x in both", t->n_tokens, t->tokenizer_crc));
-        return;
-    }
-    for (int i = 0; i < 2; i++) {
-        const struct gguf_kv *a = gguf_find(p->tg, lists[i]), *b = gguf_find(p->dg, lists[i]);
-        const int64_t at = first_difference(a, b);
-        if (at < 0) continue;
-        misfit(p, "tokenizer",
-               textf("crc32 %08x in the target, %08x in the drafter: %s differ, first at %" PRId64,
-                     t->tokenizer_crc, d->tokenizer_crc, lists[i] + 15, at),
-               element(a, at), element(b, at), "the drafter was trained with another vocabulary");
-        return;
-    }
-}
-
-/* Special tokens and chat template of the drafter's copy against the target's: the copy shows which model the
- * drafter was trained beside. */
-static void see_special(struct doctor *p)
-{
-    static const char *const ids[] = {"bos", "eos", "eot", "padding", "unknown"};
-    const struct desc *t = p->t, *d = p->d;
-    struct text list = {""};
-    char key[96];
-    if (!t->has_tokenizer || !d->has_tokenizer) return;
-    for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
-        int32_t a = -1, b = -1;
-        struct err ignored = {0};
-        snprintf(key, sizeof key, "tokenizer.ggml.%s_token_id", ids[i]);
-        gguf_get_i32(p->tg, key, &a, &ignored);
-        gguf_get_i32(p->dg, key, &b, &ignored);
-        if (a != b)
-            snprintf(list.s + strlen(list.s), sizeof list.s - strlen(list.s),
-                     "%s%s %d in the target, %d in the drafter", list.s[0] ? "; " : "", ids[i], a, b);
-    }
-    if (list.s[0])
-        note(p, "special tokens", list,
-             "a base model under a drafter of the instruct model (or the other way) differs so; proposals "
-             "are poor then");
-    else
-        ok(p, "special tokens", textf("the same in both"));
-    struct gguf_str a = {0}, b = {0};
-    struct err ignored = {0};
-    const bool in_t = gguf_get_str(p->tg, "tokenizer.chat_template", &a, &ignored) == 0;
-    const bool in_d = gguf_get_str(p->dg, "tokenizer.chat_template", &b, &ignored) == 0;
-    const bool equal = in_t == in_d && a.n == b.n && !memcmp(a.n ? a.s : "", b.n ? b.s : "", a.n);
-    if (equal)
-        ok(p, "chat template", textf("%s", in_t ? "the same in both" : "none in either"));
-    else
-        note(p, "chat template",
-             textf("%s", in_t && in_d ? "they differ"
-                         : in_d       ? "the drafter's copy has one, the target has none"
-                                      : "the target has one, the drafter's copy has none"),
-             in_d && !in_t ? "a base model under a drafter of the instruct model?"
-                           : "was the drafter made for another version of the target?");
-}
-
-/* ---- the mask ---- */
-
-static bool read_row(const struct gguf_tensor *t, int64_t row, float *x)
-{
-    return !kn_decode_row(t->type, t->data + (size_t)row * kn_row_bytes(t->type, t->ne[0]), x, t->ne[0]);
-}
-
-static double row_rms(const float *x, int64_t n)
-{
-    double s = 0;
-    for (int64_t i = 0; i < n; i++) s += (double)x[i] * x[i];
-    return sqrt(s / (double)n);
-}
-
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Of up to 255 rows, evenly spread; 0 where none can be decoded. x: scratch [ne[0]]. */
-static double median_rms(const struct gguf_tensor *t, float *x)
-{
-    enum { SAMPLES = 255 };
-    double rms[SAMPLES];
-    int n = 0;
-    for (int i = 0; i < SAMPLES; i++)
-        if (read_row(t, (t->ne[1] - 1) * i / (SAMPLES - 1), x)) rms[n++] = row_rms(x, t->ne[0]);
-    qsort(rms, (size_t)n, sizeof rms[0], by_value);
-    return n ? rms[n / 2] : 0;
-}
-
-static struct text token_text(const struct gguf *g, int32_t id)
-{
-    const struct gguf_kv *tokens = gguf_find(g, "tokenizer.ggml.tokens");
-    return tokens && tokens->strings && (uint64_t)id < tokens->count ? element(tokens, id)
-                                                                     : textf("no token of the tokenizer");
-}
-
-static void see_mask_row(struct doctor *p, const struct gguf_tensor *embd, float *x)
-{
-    const struct desc *d = p->d;
-    const struct text token = token_text(p->tg, d->mask_id);
-    if (!read_row(embd, d->mask_id, x)) {
-        note(p, "mask id",
-             textf("%d: its embedding row (%s) could not be decoded", d->mask_id,
-                   kn_type_info(embd->type)->name),
-             NULL);
-        return;
-    }
-    const double rms = row_rms(x, embd->ne[0]), usual = median_rms(embd, x);
-    const struct text what =
-        textf("%d (%.100s), its embedding row has RMS %.4g, others %.4g", d->mask_id, token.s, rms, usual);
-    if (!(rms > 0))
-        misfit(p, "mask id", what, textf("a row that is not zero"), textf("%g", rms),
-               "the drafter would see nothing");
-    else if (rms < usual / 100)
-        note(p, "mask id", what, "nearly nothing: was the row ever trained, is it the right id?");
-    else
-        ok(p, "mask id", what);
-}
-
-/* The mask token needs a row of the embedding, and one that is not zero. */
-static void see_mask(struct doctor *p)
-{
-    const struct desc *t = p->t, *d = p->d;
-    const struct gguf_tensor *own = gguf_tensor(p->dg, "token_embd.weight");
-    const struct gguf_tensor *embd = own ? own : gguf_tensor(p->tg, "token_embd.weight");
-    if (d->mask_id < 0 || d->mask_id >= t->n_vocab) {
-        misfit(p, "mask id", textf("an id of the target's vocabulary"), textf("0 to %d", t->n_vocab - 1),
-               textf("%d", d->mask_id), "--mask-id N");
-        return;
-    }
-    float *x = embd ? mem_alloc((size_t)embd->ne[0] * sizeof *x) : NULL;
-    p->no_memory |= embd && !x;
-    if (x && d->mask_id < embd->ne[1])
-        see_mask_row(p, embd, x);
-    else
-        note(p, "mask id", textf("%d: its embedding row could not be read", d->mask_id), NULL);
-    mem_free(x);
-    for (int i = 0; i < t->n_stops; i++)
-        if (t->stops[i] == d->mask_id)
-            note(p, "mask token", textf("%d is also a token that ends the text", d->mask_id),
-                 "is it the right id? --mask-id N");
-}
-
 /* ---- positions ---- */
 
 static void see_rope(struct doctor *p)
@@ -498,6 +240,22 @@ static void see_layers(struct doctor *p)
                    "readers do not look; the sliding layers are causal"),
              "so the reference has it unless config.json has is_causal: compare, --causal (--draft-causal) "
              "overrides");
+}
+
+/* Sinks, which a reader that leaves them out takes for less attention than there was in training. */
+static void see_sinks(struct doctor *p)
+{
+    const struct desc *d = p->d;
+    char name[64];
+    int32_t layers = 0;
+    for (int i = 0; i < d->n_layer; i++) {
+        snprintf(name, sizeof name, "blk.%d.attn_sinks.weight", i);
+        layers += gguf_tensor(p->dg, name) != NULL;
+    }
+    if (layers)
+        ok(p, "sinks",
+           textf("%d of %d layers: a head sees one key more, of a score of its own and the value zero",
+                 layers, d->n_layer));
 }
 
 static void see_difference(void *ctx, const struct beside_difference *b)
@@ -727,8 +485,8 @@ static int see_all(struct doctor *p, struct err *e)
 {
     if (p->d->arch == DESC_GEMMA4_ASSISTANT) {
         see_assistant(p);
-        see_tokenizer(p);
-        see_special(p);
+        doctor_tokenizer(p);
+        doctor_special(p);
         see_features(p);
         see_types(p);
         return 0;
@@ -736,8 +494,8 @@ static int see_all(struct doctor *p, struct err *e)
     if (p->d->arch == DESC_QWEN35_MTP) {
         see_mtp(p);
         see_target(p);
-        see_tokenizer(p);
-        see_special(p);
+        doctor_tokenizer(p);
+        doctor_special(p);
         see_features(p);
         see_types(p);
         return 0;
@@ -746,11 +504,12 @@ static int see_all(struct doctor *p, struct err *e)
     see_sizes(p);
     see_target(p);
     see_taps(p);
-    see_tokenizer(p);
-    see_special(p);
-    see_mask(p);
+    doctor_tokenizer(p);
+    doctor_special(p);
+    doctor_mask(p);
     see_rope(p);
     see_layers(p);
+    see_sinks(p);
     if (see_config(p, e)) return -1;
     see_lengths(p);
     see_scales(p);
@@ -771,7 +530,7 @@ int check_pair(const char *target, const char *drafter, const struct desc_overri
         gguf_hint_target(target, e);
         goto done;
     }
-    if (!strcmp(target, drafter) && gguf_override(p.dg, over.kv, over.n_kv, false, e)) goto done;
+    if (io_same_file(target, drafter) && gguf_override(p.dg, over.kv, over.n_kv, false, e)) goto done;
     rc = describe(&p, "target", p.tg, NULL, &p.t, e);
     if (!rc) rc = describe(&p, "drafter", p.dg, &over, &p.d, e);
     if (rc) {

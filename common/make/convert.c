@@ -291,7 +291,7 @@ static int open_input(struct conv *c, struct err *e)
         return err_hint(e, "dflash-convert %.*s -o OUT.gguf", slash ? (int)(slash - in) : 1,
                         slash ? in : ".");
     }
-    if (access(in, F_OK)) return err_errno(e, "%s: cannot open", in);
+    if (access(in, F_OK)) return err_errno(e, "%s", in);
     c->dir = mem_strdup(in);
     if (!c->dir) return err_set(e, ERR_IO, "out of memory");
     if (!dir) {

@@ -414,10 +414,12 @@ static int put_sinks(struct conv *c, struct err *e)
     return r == 0 ? conv_put_f32(c, "attention.value_scale", d->value_scale, e) : 0;
 }
 
-/* input_embedding_scale and the softcap: written where the config has them, else they are the target's. */
+/* input_embedding_scale and the softcap: the config's, else the target's own, which our readers take from the
+ * target. llama.cpp embeds without a scale where the key is absent and caps nothing, so it is told. */
 static int put_scales(struct conv *c, struct err *e)
 {
-    double v = 0;
+    double v = 0, scale = 1, cap = 0;
+    if (c->dialect->extended && !c->d.gemma4 && conv_target_ends(c, &scale, &cap, e)) return -1;
     int r = c->cfg ? hf_find_f64(c->cfg, scale_paths, &v, NULL, e) : 1;
     if (r < 0) return -1;
     if (r == 0 && !(v > 0 && v < 1e6))
@@ -426,6 +428,7 @@ static int put_scales(struct conv *c, struct err *e)
                        hf_config_name(c->cfg), v);
     c->d.has_scale = r == 0;
     if (r == 0 && conv_put_f32(c, "embedding_scale", v, e)) return -1;
+    if (r == 1 && scale > 1 && conv_put_f32(c, "embedding_scale", scale, e)) return -1;
     if (r == 1)
         conv_say(c, CONVERT_DETAIL, "embedding scale: %s (no input_embedding_scale)",
                  c->d.gemma4 ? "the root of the width, rounded to bf16" : "the target's own");
@@ -437,6 +440,7 @@ static int put_scales(struct conv *c, struct err *e)
                        hf_config_name(c->cfg), v);
     c->d.has_softcap = r == 0;
     if (r == 0 && conv_put_f32(c, "final_logit_softcapping", v, e)) return -1;
+    if (r == 1 && cap > 0 && conv_put_f32(c, "final_logit_softcapping", cap, e)) return -1;
     if (r == 1)
         conv_say(c, CONVERT_DETAIL, "softcap: %s (no final_logit_softcapping)",
                  c->d.gemma4 ? "none" : "the target's own");

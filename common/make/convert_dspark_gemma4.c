@@ -104,7 +104,7 @@ static int keys(struct conv *c, struct err *e)
 {
     const float scale = kn_bf16_to_f32(kn_f32_to_bf16(sqrtf((float)c->dim[DIM_EMBD])));
     if (conv_dspark_keys(c, e) || conv_put_f32(c, "attention.scale", 1, e) ||
-        conv_put_str(c, "hidden_act", "gelu_pytorch_tanh", e))
+        conv_put_str(c, "hidden_activation", "gelu_pytorch_tanh", e))
         return -1;
     if (!c->d.has_scale && conv_put_f32(c, "embedding_scale", (double)scale, e)) return -1;
     if (c->d.has_softcap)

@@ -8,8 +8,10 @@
  * becomes divisors in rope_freqs.weight. Norm weights are stored as they are. */
 #include "convert_impl.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include "../../kernels/kernels.h"
 #include "../base/mem.h"
 
 enum { SLIDING = 1, FULL = 2, VALUES = 4, MOE = 8 }; /* VALUES: with a v_proj */
@@ -293,8 +295,17 @@ static int check_full(struct conv *c, const struct said *s, struct err *e)
     return 0;
 }
 
-/* The sliding layers go through the common checks; c->head_dim ends as that of full layers, which the keys
- * without a suffix are of. */
+/* What keys say once the heads are known: c->head_dim is that of full layers, which the keys without a suffix
+ * are of; key heads a layer. */
+static void say_heads(struct conv *c)
+{
+    c->head_dim = (int32_t)c->dim[DIM_HEAD_FULL];
+    for (int32_t i = 0; i < c->n_layer; i++)
+        c->layer_kv[i] =
+            c->kind[i] & FULL ? (int32_t)(c->dim[DIM_KV_FULL] / c->dim[DIM_HEAD_FULL]) : c->n_head_kv;
+}
+
+/* The sliding layers go through the common checks. */
 static int heads(struct conv *c, struct err *e)
 {
     struct said s;
@@ -307,10 +318,7 @@ static int heads(struct conv *c, struct err *e)
             "%s: %s: gate and up are not both of the experts' width (expected %lld rows, got %lld)", c->label,
             c->dim_from[DIM_FFX2], (long long)(2 * c->dim[DIM_FFX]), (long long)c->dim[DIM_FFX2]);
     if (conv_heads(c, e) || check_full(c, &s, e)) return -1;
-    c->head_dim = (int32_t)c->dim[DIM_HEAD_FULL];
-    for (int32_t i = 0; i < c->n_layer; i++)
-        c->layer_kv[i] =
-            c->kind[i] & FULL ? (int32_t)(c->dim[DIM_KV_FULL] / c->dim[DIM_HEAD_FULL]) : c->n_head_kv;
+    say_heads(c);
     return 0;
 }
 
@@ -403,6 +411,39 @@ const struct conv_family conv_gemma4 = {
     .make = make,
     .keys = keys,
 };
+
+/* By the architecture of its GGUF, or by its config.json. */
+static int target_is_gemma4(const struct conv_target *t, struct err *e)
+{
+    struct gguf_str arch = {0};
+    const char *name[8];
+    int n = 0, rc;
+    if (t->gguf) {
+        rc = gguf_get_str(t->gguf, "general.architecture", &arch, e);
+        return rc < 0 ? -1 : rc == 0 && gguf_str_is(arch, conv_gemma4.arch);
+    }
+    rc = hf_get_str_list(t->cfg, "architectures", name, 8, &n, e);
+    for (int i = 0; rc == 0 && i < n; i++)
+        if (!strcmp(name[i], conv_gemma4.hf) || !strcmp(name[i], conv_gemma4.hf_nested)) return 1;
+    return rc < 0 ? -1 : 0;
+}
+
+int conv_target_ends(const struct conv *c, double *scale, double *cap, struct err *e)
+{
+    static const char *const paths[] = {"final_logit_softcapping", "text_config.final_logit_softcapping",
+                                        NULL};
+    const struct conv_target *t = &c->target;
+    float v = 0;
+    *scale = 1, *cap = 0;
+    if (!t->gguf && !t->cfg) return 0;
+    const int is = target_is_gemma4(t, e);
+    if (is <= 0) return is;
+    *scale = (double)kn_bf16_to_f32(kn_f32_to_bf16(sqrtf((float)t->n_embd)));
+    if (!t->gguf) return hf_find_f64(t->cfg, paths, cap, NULL, e) < 0 ? -1 : 0;
+    if (gguf_get_f32(t->gguf, "gemma4.final_logit_softcapping", &v, e) < 0) return -1;
+    *cap = (double)v;
+    return 0;
+}
 
 /* ---- assistants: stacks over the target's caches (Gemma4AssistantForCausalLM), as llama.cpp names them ----
  */
@@ -509,7 +550,8 @@ static int clusters(struct conv *c, struct err *e)
     return 0;
 }
 
-/* Key heads are the target's: config.json's number of them is a witness of nothing here. */
+/* Key heads are the target's: config.json's number of them is a witness of nothing here. Written a layer, as
+ * of the target: llama.cpp looks at the target's caches with them. */
 static int assistant_heads(struct conv *c, struct err *e)
 {
     struct said s;
@@ -531,7 +573,7 @@ static int assistant_heads(struct conv *c, struct err *e)
     conv_set_dim(c, DIM_KV, s.kv[0] * c->dim[DIM_HEAD], "num_key_value_heads x head size");
     conv_set_dim(c, DIM_KV_FULL, s.kv[1] * c->dim[DIM_HEAD_FULL], "key heads of full layers x head size");
     if (conv_heads(c, e) || check_full(c, &s, e)) return -1;
-    c->head_dim = (int32_t)c->dim[DIM_HEAD_FULL];
+    say_heads(c);
     return 0;
 }
 

@@ -318,6 +318,10 @@ int conv_put_experts(struct conv *c, const char *used_key, struct err *e);
 /* convert_norm.c: the key that says which target a drafter is for, where --target has its weights. */
 int conv_put_norm_crc(struct conv *c, struct err *e);
 
+/* convert_gemma4.c: what --target does to its own embedding and logits, in *scale (1: nothing) and *cap (0:
+ * none). */
+int conv_target_ends(const struct conv *c, double *scale, double *cap, struct err *e);
+
 extern const struct conv_family conv_qwen3, conv_qwen3moe, conv_qwen35, conv_qwen35moe, conv_llama,
     conv_gemma4, conv_assistant, conv_dflash, conv_dflash2, conv_dspark, conv_dspark_forge,
     conv_dspark_gemma4, conv_domino;

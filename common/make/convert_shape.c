@@ -586,6 +586,11 @@ int conv_map_tensors(struct conv *c, struct err *e)
     if (c->st && check_unused(c, used, e)) goto done;
     if (c->st) list_skipped(c, used);
     if (c->o->mtp == CONVERT_MTP_ONLY) drop_target(c);
+    if (c->mtp_alone)
+        conv_say(
+            c, CONVERT_NOTE,
+            "the checkpoint has no embedding: llama.cpp reads a block from a file of its own only beside "
+            "token_embd and output_norm (an index that joins the target's files gives them)");
     ret = 0;
 done:
     mem_free(used);

@@ -81,7 +81,7 @@ int relabel_check(const struct dialect *to, const struct relabel_facts *f, const
              "the taps under %s.%s count from block 0: llama.cpp as merged reads the same key as counting "
              "from the embeddings",
              to->arch, to->taps_key);
-    if (f->has_scale)
+    if (f->has_scale && !to->extended)
         note(o,
              "embedding scale: only our key %s.embedding_scale says it, other readers of the %s dialect do "
              "not look",

@@ -169,8 +169,7 @@ int pass_attend(const struct model *m, const struct pass_heads *h)
 {
     const struct kn_ops *op = kn_op(m->be);
     if (h->here) return attend_host(m, h);
-    if (op->attend && !h->attention.tree && !h->queries && !h->seen)
-        return op->attend(m->be, &h->rope, &h->attention);
+    if (op->attend && !h->queries && !h->seen) return op->attend(m->be, &h->rope, &h->attention);
     int rc = op->rope_store(m->be, &h->rope);
     if (rc == 0 && h->seen) rc = see(m, h);
     if (rc == 0 && h->queries)

@@ -116,11 +116,6 @@ static int check_options(struct session_options *o, int32_t most, int32_t usual,
     return 0;
 }
 
-int session_options_check(struct session_options *o, const struct desc *drafter, struct err *e)
-{
-    return check_options(o, drafter ? drafter->block_most : 0, drafter ? desc_cycle_rows(drafter) : 0, e);
-}
-
 /* Can a source have what it wants? */
 static int check_source(const struct model *target, const struct source *x, const struct session_options *o,
                         struct err *e)
@@ -201,27 +196,40 @@ static int check_tree(const struct engine *g, struct err *e)
     return 0;
 }
 
+/* All that needs no memory of the device; g is what it was asked for, and has its defaults then. */
+static int check(struct engine *g, struct err *e)
+{
+    const struct source *x = g->source;
+    if (desc_drafts(g->target->d))
+        return err_set(e, ERR_FORMAT, "the target is a drafter (expected another architecture, got %s)",
+                       g->target->d->arch_name);
+    if (g->o.look && check_look(x, g->o.look, e)) return -1;
+    if (check_options(&g->o, x ? x->rows : 0, !x ? 0 : x->usual ? x->usual : x->rows, e)) return -1;
+    return check_sources(g, e) || check_tree(g, e) || session_sparse_check(&g->o, g->target, e) ? -1 : 0;
+}
+
+static struct engine asked(struct model *target, struct source *source, const struct session_options *o)
+{
+    return (struct engine){
+        .target = target, .source = source, .be = target->be, .op = kn_op(target->be), .o = *o};
+}
+
+int engine_check(struct model *target, struct source *source, struct session_options *o, struct err *e)
+{
+    struct engine g = asked(target, source, o);
+    const int rc = check(&g, e);
+    if (rc == 0) *o = g.o;
+    return rc;
+}
+
 int engine_open(struct engine **out, struct model *target, struct source *source,
                 const struct session_options *o, struct err *e)
 {
     struct engine *g = mem_calloc(1, sizeof *g);
     *out = NULL;
     if (!g) return err_set(e, ERR_IO, "out of memory (an engine)");
-    *g = (struct engine){
-        .target = target, .source = source, .be = target->be, .op = kn_op(target->be), .o = *o};
-    if (desc_drafts(target->d)) {
-        err_set(e, ERR_FORMAT, "the target is a drafter (expected another architecture, got %s)",
-                target->d->arch_name);
-        goto fail;
-    }
-    if ((o->look && check_look(source, o->look, e)) ||
-        check_options(&g->o, source ? source->rows : 0,
-                      source && source->usual ? source->usual
-                      : source                ? source->rows
-                                              : 0,
-                      e) ||
-        check_sources(g, e) || check_tree(g, e) || session_sparse_check(&g->o, target->d, g->op, e))
-        goto fail;
+    *g = asked(target, source, o);
+    if (check(g, e)) goto fail;
     for (int32_t i = 0; i < g->n_sources && !g->o.draft_window && !g->draft_reach; i++)
         if (g->by[i].of->model) g->draft_reach = desc_draft_reach(g->by[i].of->model->d);
     if (g->o.draft_window == SESSION_DRAFT_ALL) g->o.draft_window = 0;

@@ -50,9 +50,13 @@ struct engine {
     uint64_t bytes;       /* of device memory taken, but for the slots' */
 };
 
+/* What engine_open would refuse, before a weight is loaded: of the models only the descriptions are looked
+ * at. Fills in o's defaults. */
+int engine_check(struct model *target, struct source *source, struct session_options *o, struct err *e);
 /* source: NULL without; with it come those beside it. What o's lists of types point at lives as long as the
  * engine. ERR_USAGE: an option out of range, or a source wants what is not left for it; ERR_FORMAT: the
- * models do not fit (desc_pair); ERR_IO, ERR_DEVICE: memory. */
+ * models do not fit (desc_pair), or the backend has no sparse attention of such heads and caches; ERR_IO,
+ * ERR_DEVICE: memory. */
 int engine_open(struct engine **g, struct model *target, struct source *source,
                 const struct session_options *o, struct err *e);
 /* Its streams have been freed. */

@@ -509,11 +509,11 @@ int pages_load(struct state *st, struct session *s, int32_t n_past, struct err *
     rc = -1;
     if (check_pages(st, p, head, n_past, e)) goto out;
     p->turned = head[0] < 0 ? -1 : head[0];
+    if (size != sizeof head + (head[0] < 0 ? 0 : 4 * (uint64_t)(head[1] + head[2]))) {
+        bad_pages(st, "of such a size", (int32_t)size, e);
+        goto out;
+    }
     if (head[0] >= 0) {
-        if (size != sizeof head + 4 * (uint64_t)(head[1] + head[2])) {
-            bad_pages(st, "of such a size", (int32_t)size, e);
-            goto out;
-        }
         if (take_pages(st, p, (const int32_t *)(const void *)(section + sizeof head), e)) goto out;
         memcpy(p->score, section + sizeof head + 4 * (size_t)head[1], 4 * (size_t)head[2]);
         p->shift = p->turned - (p->slots - 1) * POOL_PAGE;

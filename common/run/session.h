@@ -244,9 +244,6 @@ struct kn_kv_types session_kv(const struct session_options *o, bool drafter, int
 /* Rows of the longest block; 1 without a source. */
 int32_t session_block(const struct session *s);
 
-/* Fill in o's defaults; ERR_USAGE: something of it is out of range. What session_new asks, for those who want
- * to know before weights are loaded. drafter: the source's description; NULL: there is none. */
-int session_options_check(struct session_options *o, const struct desc *drafter, struct err *e);
 /* ERR_USAGE: more than ctx tokens, which session_prefill would refuse. */
 int session_prompt_check(int32_t ctx, int64_t n, struct err *e);
 /* A stream of an engine, at position 0: in a slot that a stream before it left, or a new one. ERR_IO,

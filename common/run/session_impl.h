@@ -100,8 +100,7 @@ void session_gaps_reset(struct session *s);
 void session_gaps_free(struct session *s);
 
 /* session_sparse.c */
-int session_sparse_check(const struct session_options *o, const struct desc *d, const struct kn_ops *op,
-                         struct err *e);
+int session_sparse_check(const struct session_options *o, const struct model *target, struct err *e);
 int session_sparse_new(struct session *s, struct err *e);
 void session_sparse_free(struct session *s);
 int session_sparse_reset(struct session *s, struct err *e);

@@ -26,10 +26,28 @@ static void *take(struct session *s, uint64_t bytes, uint64_t *of)
     return p;
 }
 
-int session_sparse_check(const struct session_options *o, const struct desc *d, const struct kn_ops *op,
-                         struct err *e)
+/* What the backend has no form for: asked of a cache of one block. */
+static int check_layers(const struct session_options *o, const struct model *m, struct err *e)
 {
-    const int32_t layers = session_sparse_layers(d);
+    int32_t seen = 0;
+    for (int i = 0; i < m->d->n_layer; i++) {
+        const struct desc_layer *y = &m->d->layer[i];
+        const struct kn_kv kv = {.type = session_kv(o, false, i),
+                                 .cap = kn_kv_room(KN_SPARSE_BLOCK),
+                                 .n_head_kv = y->n_head_kv,
+                                 .head_dim = y->head_dim};
+        struct kn_sparse_room room;
+        if (!full(y) || seen++ < o->sparse.dense) continue;
+        const int rc = kn_op(m->be)->sparse_room(m->be, KN_SPARSE_BLOCK, y->n_head, &kv, &room);
+        if (rc) return model_failed(m, "sparse attention", rc, e);
+    }
+    return 0;
+}
+
+int session_sparse_check(const struct session_options *o, const struct model *target, struct err *e)
+{
+    const struct kn_ops *op = kn_op(target->be);
+    const int32_t layers = session_sparse_layers(target->d);
     if (!o->sparse.on) return 0;
     if (!op->sparse_room)
         return err_set(e, ERR_USAGE, "%s: has no sparse attention (expected no --sparse)", op->name);
@@ -50,7 +68,7 @@ int session_sparse_check(const struct session_options *o, const struct desc *d, 
                        "--chunk: a sparse prompt runs in whole blocks (expected a multiple of %d, "
                        "got %d)",
                        KN_SPARSE_BLOCK, o->chunk);
-    return 0;
+    return check_layers(o, target, e);
 }
 
 static int new_layer(struct session *s, int i, size_t *scratch, struct err *e)

@@ -46,7 +46,7 @@ int state_open(struct state **st, const char *path, struct state_info *info, str
 /* The same of a descriptor at the beginning of a state, which is the state's from here on, also on failure.
  */
 int state_open_fd(struct state **st, int fd, const char *name, struct state_info *info, struct err *e);
-/* What state_restore would refuse of a session with these options (session_options_check filled them in),
+/* What state_restore would refuse of a session with these options (engine_check filled them in),
  * before there is one. drafters: n of them, in any order; the state may hold more. */
 int state_check(const struct state *st, const struct desc *target, const struct desc *const *drafters,
                 int32_t n, const struct session_options *o, struct err *e);

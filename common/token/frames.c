@@ -78,13 +78,20 @@ static void find_tools(struct text *x)
         }
 }
 
+/* An embedding may have more rows than there are tokens: those are no text. */
+static const uint8_t *piece_of(const struct tokenizer *t, int32_t id, size_t *n)
+{
+    bool written;
+    *n = 0;
+    return id >= 0 && id < tok_n_vocab(t) ? tok_piece(t, id, n, &written) : NULL;
+}
+
 int frames_find(const struct tokenizer *t, const int32_t *ids, size_t n, bool *stays, struct err *e)
 {
     struct text x = {.stays = stays};
     size_t some;
-    bool written;
     for (size_t i = 0; i < n; i++) {
-        tok_piece(t, ids[i], &some, &written);
+        piece_of(t, ids[i], &some);
         x.n += some;
     }
     x.s = mem_alloc(x.n + 1);
@@ -96,7 +103,7 @@ int frames_find(const struct tokenizer *t, const int32_t *ids, size_t n, bool *s
     }
     x.n = 0;
     for (size_t i = 0; i < n; i++) {
-        const uint8_t *piece = tok_piece(t, ids[i], &some, &written);
+        const uint8_t *piece = piece_of(t, ids[i], &some);
         if (some) memcpy(x.s + x.n, piece, some);
         for (size_t k = 0; k < some; k++) x.token[x.n++] = (uint32_t)i;
         stays[i] |= tok_is_special(t, ids[i]) != 0;

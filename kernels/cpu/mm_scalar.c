@@ -118,20 +118,7 @@ INLINE vi vi_pick(vi mask, vi a, vi b)
 {
     return (a & mask) | (b & ~mask);
 }
-/* Codes are signed, stored with 128 added: take 128 * sum of q off at the start. */
-INLINE vi vi_dot_s8_start(const int32_t *nsum)
-{
-    return vi_shl(vi_bcast(nsum), 7);
-}
-INLINE vi vi_dot_s8(vi acc, vi codes, const uint8_t *a)
-{
-    return vi_dot4(acc, codes, a);
-}
-/* Codes have 64 added: take 64 * sum of 16 q off at the start, of -32 times it. */
-INLINE vi vi_grid_start(const int32_t *n16)
-{
-    return vi_shl(vi_bcast(n16), 1);
-}
+#include "mm_unsigned.inc.h"
 INLINE vi vi_dot2(vi acc, vi pairs, const uint8_t *a)
 {
     int16_t q[2];

@@ -27,13 +27,17 @@ try 1 'same | SLOWER plain' cell a 1 P 95,95.1,95.2,95.3,100.15 $base
 try 0 'same | no difference seen' cell a 1 P 95,95.1,95.2,95.3,100.25 $base
 try 0 'same | too few runs' cell a 1 P 50,50,50,50 50,50,50,50
 try 1 'DIFFER | no difference seen' cell a 2 P $base $base
-try 0 'same | another machine' cell a 1 Q 50,50,50,50,50 50,50,50,50,50
+try 1 'same | another machine' cell a 1 Q 50,50,50,50,50 50,50,50,50,50 # no speed was compared
+grep -q 'no speed was compared' err && grep -q 'no speed was compared' out || cat out err
 try 1 'DIFFER | another machine' cell a 2 Q $base $base
-try 0 '- | another machine' cell a 2 P $base $base cuda:H100 # streams of another device are others
+try 1 '- | another machine' cell a 2 P $base $base cuda:H100 # streams of another device are others
 try 1 '- | not in the baseline' cell b 1 P $base $base       # nothing was compared
 rc=0
 dflash-bench report -q --baseline then --slack 0.2 <(cell a 1 P 90,90.1,90.2,90.3,90.4 $base) >out || rc=$?
 [ $rc = 0 ] || echo "--slack is not seen"
+{ cell a 1 P $base $base && cell b 1 Q $base $base; } >then # one of several is enough
+{ cell a 1 P $base $base && cell b 1 P $base $base; } >now
+dflash-bench report -q --baseline then now >out || cat out
 # a cell of the baseline that is not there, and one that is new
 { cell a 1 P $base $base && cell c 1 P $base $base; } >then
 { cell a 1 P $base $base && cell d 1 P $base $base; } >now

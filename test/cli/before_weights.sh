@@ -39,6 +39,11 @@ says 2 'expected 2 to the 8' "$G -d d.gguf --block 9 <p"
 says 2 'the block of 8, got 9' "$G -d d.gguf --width 9 <p"
 says 2 'the block of 4, got 5' "$G -d d.gguf --block 4 --width 5 <p"
 says 3 'another target' "$G --state state"
+for g in "<p $G" '<p dflash-prefill -q -m t.gguf -o o' "cat p | $G" 'cat p | dflash-prefill -q -m t.gguf -o o'; do # before a pipe is read too
+    says 2 'expected 0 to the [0-9]* layers that see every position, got 99' "$g --sparse 0.1 --sparse-dense 99"
+    says 2 'whole blocks (expected a multiple of 128, got 100)' "$g --sparse 0.1 --chunk 100"
+done
+says 2 'every position, got 99' 'dflash-bench needles -q -m t.gguf --sparse 0.1 --sparse-dense 99'
 says 4 'nostate: No such file' "$G --state nostate"
 says 3 'not a snapshot' "$G --state t.gguf"
 says 3 'holds no context for a drafter' "dflash-generate -q -m $T -d d.gguf -n 4 --state state"

@@ -45,6 +45,7 @@ dflash-inspect --check state | tail -n 1
 dflash-generate -q $P -n 60 --ignore-eos <long >dense
 dflash-generate -q $P --pool 1024 -n 60 --ignore-eos <long | cmp - dense
 fails 3 dflash-generate -q $P --state state --pool 512 -n 4
+fails 3 dflash-generate -q $P --state state --pool 0 -n 4
 fails 2 dflash-generate -q $P --pool 400 -n 4
 fails 2 dflash-generate -q $P -d $DATA/drafter-q8_0.gguf --pool 448 --tree 4 -n 4
 fails 2 dflash-generate -q $P --pool 448 --kv-host-layers 1 -n 4

@@ -29,6 +29,10 @@ cmp whole.trace resumed.trace
 dflash-inspect --check s.state | tail -n 1
 dflash-inspect s.state | grep "last hidden state"
 dflash-inspect --pair both.gguf target | tail -n 1
+ln both.gguf too.gguf
+for d in both.gguf ./both.gguf too.gguf; do # one file: what overrides its keys does so of both
+    dflash-inspect --pair both.gguf $d --override-kv qwen35.rope.freq_base=float:12345 | grep -q 'theta 12345, as the target' || echo "$d: another theta"
+done
 dflash-inspect --pair both.gguf mtp.gguf | tail -n 1
 dflash-inspect mtp.gguf | grep ^drafter
 dflash-quantize -q mtp.gguf -o small.gguf --type q4_k_m 2>/dev/null

@@ -99,6 +99,6 @@ void attended_check(int context);
 void attended_once(const char *name, int context, int n, const std::function<void()> &before);
 void attended_layers(int context, const char *only); /* NULL, or the one of those names, as tuned */
 void steps();
-void bench_many(bool quick); /* mm_gpu_many.cu; quick: checks alone */
+void bench_many(bool quick, const char *type, const char *name); /* mm_gpu_many.cu; quick: checks alone */
 
 #endif

@@ -7,10 +7,11 @@
 /* 255..257: the drafter's window; 767..769 and 2304: its ring at the default chunk, and three times it. The
  * first eight are those of the pairwise set. */
 const int prompt_len[] = {1, 40, 255, 256, 257, 767, 768, 769, 511, 512, 513, 2304};
-/* The last ten only where --types names them. */
-const char *target_type[TYPES] = {"bf16",  "f32",     "f16",   "q8_0",    "q4_k_m", "q4_0", "q5_0",
-                                  "q4_k",  "q5_k",    "q6_k",  "iq4_nl",  "iq4_xs", "q3_k", "q2_k",
-                                  "iq3_s", "iq3_xxs", "iq2_s", "iq2_xxs", "mxfp4",  "wide"};
+/* The last thirteen only where --types names them. */
+const char *target_type[TYPES] = {"bf16",    "f32",   "f16",   "q8_0",    "q4_k_m", "q4_0",
+                                  "q5_0",    "q4_k",  "q5_k",  "q6_k",    "iq4_nl", "iq4_xs",
+                                  "q3_k",    "q2_k",  "iq3_s", "iq3_xxs", "iq2_s",  "iq2_xs",
+                                  "iq2_xxs", "iq1_s", "iq1_m", "mxfp4",   "wide"};
 const char *const drafter_type[] = {"bf16",          "q8_0",           "q4_k_m",
                                     "dflash2-bf16",  "dflash2-q4_k_m", "dspark-bf16",
                                     "dspark-q4_k_m", "domino-bf16",    "domino-q4_k_m"};

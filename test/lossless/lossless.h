@@ -32,7 +32,7 @@ enum axis {
     AXES
 };
 
-#define TYPES 20
+#define TYPES 23
 #define CACHES 64
 #define N_NEW 40 /* tokens a stream has */
 

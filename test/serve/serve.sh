@@ -264,12 +264,13 @@ compressed() {
         'ok N=90' '[snap] inline slot=1 cur_pos=92' '[snap] inline slot=1 cur_pos=92' '[snap] inline slot=1 cur_pos=-1' |
         diff - <(tail -n +2 re | sed 's/ gen=.*//') || return 1
     printf '\377\377\377\177' >wrong.tok
-    printf '%s\n' "compress $p/a.tok 800 $d" "compress $p/a.tok 800 none.gguf" "compress $p/a.tok 800 $p/a.tok" "compress $p/a.tok 300 ./scorer.gguf" \
+    dflash-quantize -q scorer.gguf -o unread.gguf --type COPY --override-kv tokenizer.ggml.pre=str:none || return 1 # its text, not its weights
+    printf '%s\n' "compress $p/a.tok 800 $d" "compress $p/a.tok 800 none.gguf" "compress $p/a.tok 800 $p/a.tok" "compress $p/a.tok 800 ./unread.gguf" "compress $p/a.tok 300 ./scorer.gguf" \
         "compress none.tok 500 ./scorer.gguf" 'compress ./wrong.tok 500 ./scorer.gguf nopark' "compress $p/a.tok 0 ./scorer.gguf" "$p/d.tok 2" |
         serve --stream-fd 3 3>st >re || return 1
-    printf 'err %s\n' adapter_unavailable adapter_unavailable adapter_unavailable bad_args empty_prompt bad_prompt bad_args | cat - <(echo ok) |
+    printf 'err %s\n' adapter_unavailable adapter_unavailable adapter_unavailable adapter_unavailable bad_args empty_prompt bad_prompt bad_args | cat - <(echo ok) |
         diff - <(tail -n +2 re | sed 's/^\(err [a-z_]*\) .*/\1/;s/^ok .*/ok/') || return 1
-    { yes -- -1 | head -n 7; two; echo -1; } | diff - <(ids st) || return 1
+    { yes -- -1 | head -n 8; two; echo -1; } | diff - <(ids st) || return 1
     printf '%s\n' "compress $p/a.tok 800 ./scorer.gguf" | serve >re && grep -qx 'err no_stream_fd' re
 }
 check compressed compressed

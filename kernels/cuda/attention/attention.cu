@@ -6,16 +6,9 @@
  * sizes): one block a query row, keys by threads, plain float arithmetic. For completeness, not speed. */
 #include "rows.cuh"
 #include "../chain/chain.cuh"
-#include "../core/math.cuh"
 #include "codes_launch.cuh"
 #include "kv_codes.cuh"
 #include "sparse.cuh"
-
-/* exp(x - top) where top is a maximum that may be -inf (nothing seen yet, or only NaN). */
-DEV float weight(float x, float top)
-{
-    return dev_exp(__fsub_rn(x, top == -INFINITY ? 0.0f : top));
-}
 
 /* ---- any type, any head size ---- */
 
@@ -42,7 +35,7 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const __grid_cons
         const int key = s * KN_KV_SPLIT + t, from = max(lo - s * KN_KV_SPLIT, 0),
                   to = min(hi - s * KN_KV_SPLIT, KN_KV_SPLIT);
         const int64_t base = KV_SLOT(a.where, s * KN_KV_SPLIT);
-        float x = -INFINITY, here;
+        float x = -INFINITY;
         __syncthreads();
         if (key >= lo && key < hi) {
             x = 0.0f;
@@ -50,22 +43,7 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const __grid_cons
                 x = __fmaf_rn(q[i], kv_number<K>::get(p.k, a.n_kv, a.d, base + t, kv_head, i), x);
             x = __fmul_rn(x, a.scale);
         }
-        here = x;
-        for (int i = 16; i; i >>= 1) here = fmaxf(here, __shfl_xor_sync(~0u, here, i));
-        if (t % 32 == 0) tree[t / 32] = here;
-        __syncthreads();
-        for (int i = 0; i < KN_KV_SPLIT / 32; i++) here = fmaxf(here, tree[i]);
-        here = fmaxf(here, top);
-        x = weight(x, here);
-        w[t] = x;
-        for (int i = 16; i; i >>= 1) x = __fadd_rn(x, __shfl_xor_sync(~0u, x, i));
-        __syncthreads();
-        if (t % 32 == 0) tree[t / 32] = x;
-        __syncthreads();
-        const float f = weight(top, here);
-        sum = __fmul_rn(sum, f);
-        for (int i = 0; i < KN_KV_SPLIT / 32; i++) sum = __fadd_rn(sum, tree[i]);
-        top = here;
+        const float f = any_weigh(x, top, sum, w, tree);
         for (int i = 0; i < 2; i++) {
             const int d = t + i * KN_KV_SPLIT;
             if (d >= a.d) break;
@@ -74,6 +52,7 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_any(const __grid_cons
                 acc[i] = __fmaf_rn(w[j], kv_number<V>::get(p.v, a.n_kv, a.d, base + j, kv_head, d), acc[i]);
         }
     }
+    if (a.sinks) any_sink(top, sum, acc, __ldg(a.sinks + head));
     __syncthreads();
     for (int i = 0; i < 2; i++)
         if (t + i * KN_KV_SPLIT < a.d) q[t + i * KN_KV_SPLIT] = sum == 0.0f ? 0.0f : __fdiv_rn(acc[i], sum);
@@ -164,11 +143,11 @@ static int open_near(struct cuda_backend *be, int i, uint32_t type)
 int cuda_attention_open(struct cuda_backend *be)
 {
     if (be->cc >= 90 && !be->generic) {
-        be->attn_places = (float *)cuda_alloc((struct kn_backend *)be, ATTN_PLACES_BYTES + ATTN_MADE_BYTES);
+        be->attn_places = (float *)cuda_alloc((struct kn_backend *)be, ATTN_PATHS_BYTES + ATTN_MADE_BYTES);
         if (!be->attn_places) return KN_EMEM;
         be->attn.waits = true;
-        const int rc = cuda_check(be, "attention",
-                                  cudaMemsetAsync(be->attn_places, 0xff, ATTN_PLACES_BYTES, be->stream));
+        const int rc =
+            cuda_check(be, "attention", cudaMemsetAsync(be->attn_places, 0xff, ATTN_PATHS_BYTES, be->stream));
         if (rc) return rc;
     }
     static const uint32_t types[] = {KN_F16, KN_BF16};
@@ -185,6 +164,8 @@ int cuda_attention_open(struct cuda_backend *be)
         size_t smem = 0;
         attn_fn f = attn_places_of(d, type, &smem);
         if (be->attn_places && rc == 0) rc = open_waiting(be, f, type, smem, 2, &be->attn.places[i / 2]);
+        f = attn_paths_of(d, type, 1, &smem);
+        if (be->attn_places && rc == 0) rc = open_waiting(be, f, type, smem, 2, &be->attn.paths[i / 2]);
         f = attn_alone_of(d, type, &smem);
         if (f && rc == 0 && be->cc >= 90 && smem <= (size_t)be->smem_block) rc = allow(be, f, smem);
         f = attn_columns_of(d, type, &smem);
@@ -289,6 +270,7 @@ static attn_fn turns_kernel(const struct attn *p, const struct attn_plan *plan)
     size_t smem;
     return plan->form == ATTN_STEP     ? few_kernel(p->d, p->type, plan)
            : plan->form == ATTN_STREAM ? attn_stream_of(p->d, p->type, &smem)
+           : p->tree                   ? attn_paths_of(p->d, p->type, p->n, &smem)
            : plan->form == ATTN_PLACES ? attn_places_of(p->d, p->type, &smem)
            : plan->form == ATTN_ALONE  ? attn_alone_of(p->d, p->type, &smem)
                                        : attn_columns_of(p->d, p->type, &smem);
@@ -297,8 +279,9 @@ static attn_fn turns_kernel(const struct attn *p, const struct attn_plan *plan)
 /* As many tiles at once as the scratch has room for. */
 static int launch_turns(struct cuda_backend *be, struct attn *p, const struct attn_plan *plan)
 {
-    const attn_fn f = turns_kernel(p, plan);
-    const bool step = plan->form == ATTN_STEP || plan->form == ATTN_STREAM;
+    const bool far = plan->form == ATTN_FAR,
+               step = far || plan->form == ATTN_STEP || plan->form == ATTN_STREAM;
+    const attn_fn f = far ? NULL : turns_kernel(p, plan);
     int rc = 0;
     p->part = step ? (float *)be->scratch_rows : be->attn_places;
     p->tiles = plan->tiles, p->stages = plan->stages;
@@ -313,11 +296,12 @@ static int launch_turns(struct cuda_backend *be, struct attn *p, const struct at
         const dim3 grid = plan->form == ATTN_COLUMNS
                               ? dim3((unsigned)plan->blocks)
                               : dim3((unsigned)groups, (unsigned)p->n_kv, (unsigned)plan->blocks);
-        rc = cuda_check(be, "attention",
-                        cuda_launch(be, f, grid, dim3((unsigned)(32 * plan->warps)), plan->smem, *p));
-        if (p->fold) cuda_ring_written(be, p->k);
+        rc = far ? attn_far_launch(be, p, plan->blocks)
+                 : cuda_check(be, "attention",
+                              cuda_launch(be, f, grid, dim3((unsigned)(32 * plan->warps)), plan->smem, *p));
+        if (p->fold) cuda_ring_written(be, p->tree ? p->tail_k : p->k);
         p->early = false; /* what comes next writes where this one reads */
-        if (plan->slots > 1 && step && rc == 0) rc = launch_sum(be, p);
+        if ((plan->slots > 1 || p->sinks) && step && rc == 0) rc = launch_sum(be, p);
     }
     if (p->prepare && rc == 0) mm_prepared(be, p->out, p->gate, p->n, &p->then, p->act);
     return rc;
@@ -332,6 +316,18 @@ static int no_room(struct cuda_backend *be, const struct kn_attention *a, const 
         a->n_head, p.d, kv_positions(p.where), be->scratch_rows_bytes);
 }
 
+/* Are results rounded for the product behind? Whole blocks of 256 of a token in each kv head. */
+static void prepares(struct cuda_backend *be, const struct kn_attention *a, const struct attn_plan *plan,
+                     struct attn *p)
+{
+    p->prepare = a->then && !cuda_attention_tuning.plain && p->n <= MM_PREP_ROWS &&
+                 p->n_rep * p->d % 256 == 0 && a->then->n_in == (int64_t)p->n_head * p->d &&
+                 plan->form != ATTN_ANY &&
+                 (plan->form == ATTN_CLUSTERS || plan->slots > 1 || p->sinks || plan->form >= ATTN_PLACES) &&
+                 (!a->gate || !gate_apart) && mm_preparing(be, a->then, p->n, &p->then, &p->act);
+    p->gate = a->gate;
+}
+
 static int launch_few(struct cuda_backend *be, const struct kn_attention *a, const struct kn_rope_store *s,
                       struct attn p, const struct attn_plan *plan)
 {
@@ -341,20 +337,15 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
     else if (s && (rc = cuda_rope_store((struct kn_backend *)be, s)))
         return rc;
     if (plan->turn < 1 && plan->form != ATTN_CLUSTERS && plan->form != ATTN_ANY) return no_room(be, a, p);
-    if (plan->form == ATTN_CODES) return attn_codes_launch(be, a, &p, plan);
-    p.early = p.known = reads_early(be, a, !p.fold);
+    p.early = p.known = plan->form != ATTN_CODES && reads_early(be, a, !p.fold);
+    if (plan->form == ATTN_CODES || plan->form == ATTN_FAR_CODES) return attn_codes_launch(be, a, &p, plan);
     if (plan->form == ATTN_COLUMNS) {
-        unsigned char *queries = (unsigned char *)be->attn_places + ATTN_PLACES_BYTES;
+        unsigned char *queries = (unsigned char *)be->attn_places + ATTN_PATHS_BYTES;
         if ((rc = attn_rows_launch(be, s, &p, queries))) return rc;
         cuda_ring_written(be, p.k);
         p.q = (const float *)queries;
     }
-    /* Whole blocks of 256 of a token in each kv head. */
-    p.prepare = a->then && !cuda_attention_tuning.plain && p.n <= MM_PREP_ROWS && p.n_rep * p.d % 256 == 0 &&
-                a->then->n_in == (int64_t)p.n_head * p.d && plan->form != ATTN_ANY &&
-                (plan->form == ATTN_CLUSTERS || plan->slots > 1 || plan->form >= ATTN_PLACES) &&
-                (!a->gate || !gate_apart) && mm_preparing(be, a->then, p.n, &p.then, &p.act);
-    p.gate = a->gate;
+    prepares(be, a, plan, &p);
     if (plan->form == ATTN_CLUSTERS) return launch_clusters(be, a, &p, plan);
     if (plan->form == ATTN_ANY) return launch_any(be, a, p);
     return launch_turns(be, &p, plan);
@@ -396,11 +387,12 @@ static int attend_sparse(struct cuda_backend *be, const struct kn_attention *a, 
 {
     const struct kn_sparse *x = a->sparse;
     struct sparse_lists lists;
-    if (!a->causal || a->window || a->first || a->tree || a->n % KN_SPARSE_BLOCK || x->window < 1 ||
-        x->sink < 0 || !(x->alpha >= 0) || (plan->form != ATTN_GROUP && plan->form != ATTN_PREFILL))
+    if (!a->causal || a->window || a->first || a->tree || a->sinks || a->n % KN_SPARSE_BLOCK ||
+        x->window < 1 || x->sink < 0 || !(x->alpha >= 0) ||
+        (plan->form != ATTN_GROUP && plan->form != ATTN_PREFILL))
         return cuda_fail(
             be, KN_EINVAL,
-            "attention: %d sparse rows (expected whole blocks of %d, causal, without window, heads "
+            "attention: %d sparse rows (expected whole blocks of %d, causal, without window or sinks, heads "
             "and caches that prompts have a form for)",
             a->n, KN_SPARSE_BLOCK);
     int rc = s ? cuda_rope_store((struct kn_backend *)be, s) : 0;
@@ -408,6 +400,29 @@ static int attend_sparse(struct cuda_backend *be, const struct kn_attention *a, 
     if (rc) return rc;
     return plan->form == ATTN_GROUP ? attn_group_sparse(be, p, &lists)
                                     : attn_prefill_sparse(be, a, p, plan, &lists);
+}
+
+/* Rows of a tree: s stores into the tail. */
+static int attend_tree(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a,
+                       const struct attn_call *c, struct attn p)
+{
+    const struct cuda_device dev = cuda_device_of(be);
+    struct attn_plan plan;
+    int rc = attn_tree_check(be, a);
+    if (rc) return rc;
+    const bool places = attn_plan_tree(&dev, &be->attn, c, &plan);
+    if (s && !(places && plan.fold) && (rc = cuda_rope_store((struct kn_backend *)be, s))) return rc;
+    if (!places) {
+        const bool far = attn_plan_tree_far(&dev, c, &plan);
+        if (far) p.early = reads_early(be, a, true);
+        return attn_tree(be, a, &p, far ? &plan : NULL);
+    }
+    cuda_count(be, CUDA_ATTN_PATHS);
+    if (plan.fold) fold(&p, s, plan.tiles);
+    p.tree = a->tree, p.tail_k = a->tail->k, p.tail_v = a->tail->v;
+    p.early = p.known = reads_early(be, a, !p.fold);
+    prepares(be, a, &plan, &p);
+    return launch_turns(be, &p, &plan);
 }
 
 /* s: NULL, or what comes before. */
@@ -428,20 +443,18 @@ static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const 
     p.q = a->q, p.out = a->out, p.k = kv->k, p.v = kv->v, p.pos = a->pos, p.first = a->first;
     p.n = a->n, p.n_head = a->n_head, p.n_kv = kv->n_head_kv, p.n_rep = a->n_head / kv->n_head_kv;
     p.d = kv->head_dim, p.where = kv_where_of(kv), p.window = a->window, p.type = kv_form(kv->type);
-    p.scale = a->scale, p.causal = a->causal;
+    p.scale = a->scale, p.causal = a->causal, p.sinks = a->sinks;
     p.rep_inverse = p.n_rep > 1 ? (uint32_t)((1ull << 32) / (uint64_t)p.n_rep + 1) : 0;
-    if (a->tree)
-        return s ? cuda_fail(be, KN_EINVAL, "attend: rows of a tree (expected rope_store, then attention)")
-                 : attn_tree(be, a, &p);
     const struct cuda_device dev = cuda_device_of(be);
     struct attn_call c = {};
     c.n = p.n, c.n_head = p.n_head, c.n_kv = p.n_kv, c.d = p.d, c.window = p.window, c.causal = p.causal;
     c.held = kn_kv_positions(kv), c.bound = be->head.kv_bound, c.k_type = kv->type.k, c.v_type = kv->type.v;
-    c.gated = a->gate != NULL, c.stores = s != NULL;
+    c.gated = a->gate != NULL, c.stores = s != NULL, c.sinks = a->sinks != NULL;
     c.folds = s && attn_can_fold(a->n, kv->head_dim, s->n_rot, s->interleaved);
-    c.maps = a->n > FEW && attn_group_takes(be, &p);
+    c.maps = a->n > FEW ? attn_group_takes(be, &p) : a->n > 1 && attn_far_takes(be, &p);
     c.scratch_bytes = be->scratch_rows_bytes;
     c.whole = a->sparse != NULL;
+    if (a->tree) return attend_tree(be, s, a, &c, p);
     const struct attn_plan plan = attn_plan_of(&dev, &be->attn, &c);
     static_assert(CUDA_ATTN_ANY + ATTN_GROUP == CUDA_ATTN_GROUP, "forms.h has attn_form's order");
     cuda_count(be, (enum cuda_form)(CUDA_ATTN_ANY + plan.form));
@@ -460,9 +473,11 @@ int cuda_attend(struct kn_backend *kb, const struct kn_rope_store *s, const stru
     struct cuda_backend *be = cuda_of(kb);
     const int rc = cuda_check_store(be, s, a->n);
     if (rc) return rc;
-    if (s->next || s->q != a->q || s->pos != a->pos || s->n_head != a->n_head || s->kv->k != a->kv->k)
+    const struct kn_kv *kv = a->tree ? a->tail : a->kv; /* a tree's rows have rows of the tail */
+    if (s->next || s->q != a->q || (!a->tree && s->pos != a->pos) || s->n_head != a->n_head || !kv ||
+        s->kv->k != kv->k)
         return cuda_fail(be, KN_EINVAL, "attend: rope_store and attention of different rows");
-    if (be->chain_steps && a->n == 1) {
+    if (be->chain_steps && a->n == 1 && !a->tree && !a->sinks) {
         const int kept = chain_attend(be, s, a);
         if (kept) return kept < 0 ? kept : 0;
     }

@@ -25,6 +25,7 @@
 
 #define DEV static __device__ __forceinline__
 #include "../core/cluster.cuh"
+#include "../core/math.cuh"
 #include "../experts/hand.cuh"
 #include "kv_codes.cuh"
 
@@ -70,6 +71,10 @@ struct attn {
     struct mm_prep then;
     const float *gate; /* NULL, or [n, n_head, d]: gated before they are rounded, as gate_rows.cu does */
     struct experts_hand hand; /* and handed to a mixture */
+    const float *sinks;       /* NULL, or [n_head]: add_sink */
+    /* NULL, or rows of a tree: attn_places, which writes keys and values to rows of these; attn_far. */
+    const struct kn_tree *tree;
+    void *tail_k, *tail_v;
 };
 typedef void (*attn_fn)(const attn);
 
@@ -85,14 +90,21 @@ attn_fn attn_stream_of(int32_t d, uint32_t type, size_t *smem);
 attn_fn attn_merge_of(int32_t d);
 /* attention/leaves.cu: one tile, leaves that the same launch adds. NULL: none. */
 attn_fn attn_places_of(int32_t d, uint32_t type, size_t *smem);
+attn_fn attn_paths_of(int32_t d, uint32_t type, int32_t n, size_t *smem); /* n rows of a tree */
 /* attention/alone.cu: one tile, all its keys a block. NULL: none. */
 attn_fn attn_alone_of(int32_t d, uint32_t type, size_t *smem);
 /* attention/group.cu: the same, heads of 128, by products of four warps. takes: the device has such. With
  * a->fold queries come as the projections left them (half: 64 or 0); keys and values are in the ring. */
 bool attn_group_takes(const struct cuda_backend *be, const struct attn *a);
 int attn_group_launch(struct cuda_backend *be, const struct attn *a);
-/* attention/tree.cu: rows of a tree. p: what attention makes of a. */
-int attn_tree(struct cuda_backend *be, const struct kn_attention *a, const struct attn *p);
+/* attention/far.cu: 2 to FEW rows over long contexts, heads of 128. blocks: of the grid. */
+bool attn_far_takes(const struct cuda_backend *be, const struct attn *a);
+int attn_far_launch(struct cuda_backend *be, const struct attn *a, int32_t blocks);
+/* attention/tree.cu: rows of a tree that attn_places does not take. p: what attention makes of a. check: is
+ * the call one that can be? */
+int attn_tree_check(struct cuda_backend *be, const struct kn_attention *a);
+int attn_tree(struct cuda_backend *be, const struct kn_attention *a, const struct attn *p,
+              const struct attn_plan *far); /* NULL, or what the first of its launches is */
 attn_fn attn_prefill_of(int32_t d, uint32_t type, int32_t warps, size_t *smem, int32_t *tiles,
                         int32_t *chunks);
 
@@ -542,6 +554,46 @@ DEV void make_weights(uint32_t p[NT / 2][PARTS][4], float sum[2], float x[NT][4]
 DEV float divided(float y, float sum)
 {
     return sum == 0.0f ? 0.0f : __fdiv_rn(__fadd_rn(y, 0.0f), sum); /* + 0: a zero is positive */
+}
+
+/* ---- any type, any head size: a row and head a block, a thread a key, then a column or two ---- */
+
+/* exp(x - top) where top is a maximum that may be -inf (nothing seen yet, or only NaN). */
+DEV float any_weight(float x, float top)
+{
+    return dev_exp(__fsub_rn(x, top == -INFINITY ? 0.0f : top));
+}
+/* A thread has the score of a key, of KN_KV_SPLIT at a time (-INFINITY: it is not seen). w: their weights
+ * under the maximum so far, top; sum: with those before. What was added before takes the factor that is
+ * returned. */
+DEV float any_weigh(float x, float &top, float &sum, float w[KN_KV_SPLIT], float tree[KN_KV_SPLIT / 32])
+{
+    const int t = threadIdx.x;
+    float here = x;
+    for (int i = 16; i; i >>= 1) here = fmaxf(here, __shfl_xor_sync(~0u, here, i));
+    if (t % 32 == 0) tree[t / 32] = here;
+    __syncthreads();
+    for (int i = 0; i < KN_KV_SPLIT / 32; i++) here = fmaxf(here, tree[i]);
+    here = fmaxf(here, top);
+    x = any_weight(x, here);
+    w[t] = x;
+    for (int i = 16; i; i >>= 1) x = __fadd_rn(x, __shfl_xor_sync(~0u, x, i));
+    __syncthreads();
+    if (t % 32 == 0) tree[t / 32] = x;
+    __syncthreads();
+    const float f = any_weight(top, here);
+    sum = __fmul_rn(sum, f);
+    for (int i = 0; i < KN_KV_SPLIT / 32; i++) sum = __fadd_rn(sum, tree[i]);
+    top = here;
+    return f;
+}
+/* The sink, after all keys that are seen: a key of this score and the value zero. */
+DEV void any_sink(float top, float &sum, float acc[2], float sink)
+{
+    if (sum == 0.0f) return;
+    const float to = fmaxf(top, sink), f = any_weight(top, to);
+    sum = __fmaf_rn(sum, f, any_weight(sink, to));
+    acc[0] = __fmul_rn(acc[0], f), acc[1] = __fmul_rn(acc[1], f);
 }
 
 #endif

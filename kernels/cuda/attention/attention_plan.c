@@ -8,9 +8,10 @@
 struct cuda_attention_tuning cuda_attention_tuning;
 
 #define BUDGET (256u << 20) /* bytes of partial results of nodes beyond which tiles are launched in turns */
-#define PLACES_KEYS 2048    /* keys that attn_places is for */
+#define PLACES_KEYS 2048    /* keys that attn_places is for, */
+#define PATHS_KEYS 4096     /* and over rows of a tree: a node a class, of which add_strip has the order */
 #define LEAF_BUDGET (32u << 20)  /* of leaves beyond which nodes are taken */
-#define CODES_BUDGET (64u << 20) /* of nodes of quantised caches beyond which tiles are launched in turns */
+#define CODES_BUDGET (96u << 20) /* of nodes of quantised caches beyond which tiles are launched in turns */
 #define LEAF_NODES 32            /* nodes up to which partial results may be those of leaves */
 #define FOLD_ROWS 16             /* rows up to which forms with a merge, or clusters, do rope_store's work */
 #define ALONE_ROWS 128           /* rows up to which a block may attend alone, */
@@ -21,10 +22,12 @@ struct cuda_attention_tuning cuda_attention_tuning;
 /* ---- which form takes what ---- */
 
 const struct attn_takes attn_table[ATTN_FORMS] = {
-    [ATTN_ANY] = {.name = "any", .wide_types = true},
-    [ATTN_STEP] = {.name = "step", .heads = {64, 128, 256, 512}, .halves = true},
+    [ATTN_ANY] = {.name = "any", .wide_types = true, .sinks = true},
+    [ATTN_STEP] = {.name = "step", .heads = {64, 128, 256, 512}, .halves = true, .sinks = true},
     [ATTN_STREAM] =
         {.name = "stream", .heads = {64, 128, 256}, .to = ATTN_STREAM_ROWS, .halves = true, .early = true},
+    [ATTN_FAR] =
+        {.name = "far", .heads = {128, 256}, .from = 2, .to = ATTN_FEW, .halves = true, .early = true},
     [ATTN_CLUSTERS] = {.name = "clusters", .heads = {64, 128, 256, 512}, .halves = true, .early = true},
     [ATTN_PLACES] = {.name = "places", .heads = {128, 256}, .to = ATTN_FEW, .halves = true, .early = true},
     [ATTN_COLUMNS] = {.name = "columns", .heads = {512}, .to = FOLD_ROWS, .halves = true, .early = true},
@@ -35,7 +38,10 @@ const struct attn_takes attn_table[ATTN_FORMS] = {
                       .halves = true,
                       .codes = true},
     [ATTN_GROUP] = {.name = "group", .heads = {128}, .from = ATTN_FEW + 1, .halves = true, .early = true},
-    [ATTN_CODES] = {.name = "codes", .heads = {64, 128, 256, 512}, .to = ATTN_FEW, .codes = true},
+    [ATTN_FAR_CODES] =
+        {.name = "far codes", .heads = {128}, .from = 2, .to = ATTN_FEW, .codes = true, .early = true},
+    [ATTN_CODES] =
+        {.name = "codes", .heads = {64, 128, 256, 512}, .to = ATTN_FEW, .codes = true, .sinks = true},
 };
 
 /* Quantised, F16 perhaps beside. */
@@ -53,8 +59,9 @@ bool attn_form_takes(enum attn_form form, const struct cuda_device *dev, int32_t
     for (int i = 0; i < ATTN_SIZES && t->heads[i]; i++) head |= t->heads[i] == d;
     if (!head || n < t->from || (t->to && n > t->to) || (t->early && !cuda_device_early(dev))) return false;
     if (t->wide_types) return kn_kv_known(k_type) && kn_kv_known(v_type);
-    if (coded(k_type, v_type))
-        return t->codes && d % kn_kv_block(k_type) == 0 && d % kn_kv_block(v_type) == 0;
+    if (coded(k_type, v_type)) /* FAR_CODES: both of them */
+        return t->codes && (form != ATTN_FAR_CODES || (kn_kv_coded(k_type) && kn_kv_coded(v_type))) &&
+               d % kn_kv_block(k_type) == 0 && d % kn_kv_block(v_type) == 0;
     return t->halves && k_type == v_type && (k_type == KN_F16 || k_type == KN_BF16);
 }
 
@@ -95,6 +102,12 @@ size_t attn_near_bytes(int32_t d, int32_t blocks, int32_t leaves)
 size_t attn_places_bytes(int32_t d)
 {
     return d == 128 ? 88832 : d == 256 ? 89600 : 0;
+}
+
+size_t attn_paths_bytes(int32_t d, int32_t n)
+{
+    const size_t one = attn_places_bytes(d);
+    return one ? one + 1536 + (size_t)(4 * (n + 1) * (d + 8)) : 0;
 }
 
 size_t attn_columns_block_bytes(int32_t d)
@@ -227,7 +240,8 @@ static int32_t call_tiles(const struct attn_call *c)
 }
 static bool takes(enum attn_form form, const struct cuda_device *dev, const struct attn_call *c)
 {
-    return attn_form_takes(form, dev, c->d, c->n, c->k_type, c->v_type);
+    return (!c->sinks || attn_table[form].sinks) &&
+           attn_form_takes(form, dev, c->d, c->n, c->k_type, c->v_type);
 }
 
 /* Clusters for a call that so many units of leaves may see: blocks of one (8 or 16), leaves a block. */
@@ -259,12 +273,13 @@ static bool places_first(const struct attn_call *c, int32_t slots)
     return (c->d == 256 || c->n_kv * call_tiles(c) >= 16) && slots <= 20;
 }
 /* Leaves that one launch adds: what a call must be, and their number. */
-static bool places_slots(const struct attn_device *attn, const struct attn_call *c, int32_t *slots)
+static bool places_slots(const struct attn_device *attn, const struct attn_call *c, int32_t keys,
+                         int32_t *slots)
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
     *slots = units_of(c, attn_leaf(c->d));
     return attn->waits && !t->tiles && !t->unit && !t->slots && !t->spread && t->places != 1 &&
-           *slots * attn_leaf(c->d) <= PLACES_KEYS;
+           *slots * attn_leaf(c->d) <= keys;
 }
 /* What both forms whose blocks wait for each other have. */
 static void waiting(struct attn_plan *p, enum attn_form form, int32_t resident, size_t smem, int32_t tiles,
@@ -275,24 +290,31 @@ static void waiting(struct attn_plan *p, enum attn_form form, int32_t resident, 
     p->groups = p->turn = tiles;
     p->leaves = 1, p->slots = slots;
 }
+/* Blocks of attn_places that are resident together: so many a multiprocessor at most, each of smem bytes.
+ * bytes: of places. */
+static bool fill_places(const struct cuda_device *dev, const struct attn_call *c, int32_t slots,
+                        int32_t resident, size_t smem, int64_t bytes, struct attn_plan *p)
+{
+    const int32_t d = c->d, tiles = call_tiles(c), side = ATTN_PLACES_SIDE(d),
+                  most = (slots + side - 1) / side;
+    const int64_t at_once = (int64_t)c->n_kv * tiles;
+    while (resident && smem > room_of(dev, resident)) resident--;
+    const int64_t fill = (int64_t)dev->sm_count * resident / at_once;
+    if (fill < 1 || at_once * slots * place_bytes(d) > bytes) return false;
+    waiting(p, ATTN_PLACES, resident, smem, tiles, slots);
+    p->blocks = fill < most ? (int32_t)fill : most;
+    return true;
+}
 /* attn_places, whose blocks wait for each other, where it was measured to win: from five rows on, heads of
  * 128 and 256; before clusters from two on. */
 static bool plan_places(const struct cuda_device *dev, const struct attn_device *attn,
                         const struct attn_call *c, struct attn_plan *p)
 {
-    const int32_t d = c->d, tiles = call_tiles(c), side = ATTN_PLACES_SIDE(d);
-    const int64_t at_once = (int64_t)c->n_kv * tiles;
-    int32_t slots, resident = attn->places[attn_size_index(d)];
-    if (!places_slots(attn, c, &slots) || !takes(ATTN_PLACES, dev, c)) return false;
+    int32_t slots;
+    if (!places_slots(attn, c, PLACES_KEYS, &slots) || !takes(ATTN_PLACES, dev, c)) return false;
     if (cuda_attention_tuning.places == 0 && c->n < (places_first(c, slots) ? 2 : 5)) return false;
-    const int32_t most = (slots + side - 1) / side;
-    const size_t smem = attn_places_bytes(d);
-    while (resident && smem > room_of(dev, resident)) resident--;
-    const int64_t fill = (int64_t)dev->sm_count * resident / at_once;
-    if (fill < 1 || at_once * slots * place_bytes(d) > ATTN_PLACES_BYTES) return false;
-    waiting(p, ATTN_PLACES, resident, smem, tiles, slots);
-    p->blocks = fill < most ? (int32_t)fill : most;
-    return true;
+    return fill_places(dev, c, slots, attn->places[attn_size_index(c->d)], attn_places_bytes(c->d),
+                       ATTN_PLACES_BYTES, p);
 }
 
 #define COLUMNS_ROWS 5 /* from which on heads of 512 are for attn_columns */
@@ -305,7 +327,7 @@ static bool plan_columns(const struct cuda_device *dev, const struct attn_device
                   room = (dev->sm_count - adders) / c->n_kv, resident = attn->columns[attn_size_index(c->d)];
     const int tuned = cuda_attention_tuning.made;
     int32_t slots;
-    if (tuned == 1 || c->gated || room < 1 || !places_slots(attn, c, &slots)) return false;
+    if (tuned == 1 || c->gated || room < 1 || !places_slots(attn, c, PLACES_KEYS, &slots)) return false;
     const size_t smem = attn_columns_block_bytes(c->d);
     if (!takes(ATTN_COLUMNS, dev, c) || resident < 1 || smem > room_of(dev, 1) ||
         (int64_t)tiles * c->n_kv * ATTN_MADE_TILE > ATTN_MADE_BYTES ||
@@ -360,6 +382,45 @@ static bool plan_step(const struct cuda_device *dev, const struct attn_call *c, 
     /* Of the positions' bound, not of what is there when the kernel runs: the blocks share that evenly. */
     p->blocks = fill < 1 ? 1 : fill < p->slots ? (int32_t)fill : p->slots;
     return true;
+}
+
+#define FAR_TILES 4 /* of a group of rows; a block has two groups, or a group twice */
+static int32_t far_groups(int32_t n, int32_t n_rep)
+{
+    return (attn_tiles(n, n_rep) + FAR_TILES - 1) / FAR_TILES;
+}
+/* Blocks, one at least for each of so many pairs of groups and kv head. */
+static int32_t far_blocks(const struct cuda_device *dev, const struct attn_call *c, int32_t pairs)
+{
+    return pairs * c->n_kv > dev->sm_count ? pairs * c->n_kv : dev->sm_count;
+}
+/* Are there keys enough for so many tiles? One tile has a form of its own that is as fast, but for more than
+ * ATTN_STREAM_ROWS of heads of 128 over very many. */
+static bool far_wins(const struct attn_call *c, int32_t nodes)
+{
+    const int32_t tiles = call_tiles(c);
+    if (tiles == 1) return c->d == 128 && c->n * (c->n_head / c->n_kv) > ATTN_STREAM_ROWS && nodes > 40;
+    return nodes > (tiles < 4 ? 6 : 4);
+}
+/* Nodes spread over the chip, by products of four warps. */
+static bool plan_far(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
+{
+    const struct cuda_attention_tuning *t = &cuda_attention_tuning;
+    const bool cut = t->tiles || t->unit || t->slots || t->spread; /* as only attn_step can be */
+    const int32_t nodes = units_of(c, ATTN_NODE), groups = far_groups(c->n, c->n_head / c->n_kv);
+    if (t->far == 1 || !c->maps || !takes(ATTN_FAR, dev, c) || ATTN_FAR_BYTES > dev->smem_block ||
+        (t->far != 2 && (cut || !far_wins(c, nodes))))
+        return false;
+    const int32_t slots = t->unit == 1 ? units_of(c, attn_leaf(c->d)) : nodes;
+    const size_t group = record_bytes(c->d) * (size_t)c->n_kv * FAR_TILES * (size_t)slots;
+    const int64_t room = (int64_t)(c->scratch_bytes / group);
+    memset(p, 0, sizeof *p);
+    p->form = ATTN_FAR;
+    p->tiles = FAR_TILES, p->warps = 12, p->resident = 1, p->smem = ATTN_FAR_BYTES;
+    p->groups = groups, p->turn = room < groups ? (int32_t)room : groups;
+    p->leaves = t->unit == 1, p->slots = slots;
+    p->blocks = far_blocks(dev, c, (p->turn + 1) / 2);
+    return p->turn > 0;
 }
 
 /* Does a block a tile win: over attn_places where that could be, else over attn_step; of more than ATTN_FEW
@@ -443,8 +504,36 @@ int32_t attn_codes_turn(int32_t n, int32_t n_rep, int32_t n_kv, int32_t d, int32
     return turn;
 }
 
+#define FAR_CODES_NODES                                                                                      \
+    16 /* of 512 keys, beyond which attn_far_codes wins over attn_codes, of three tiles and more */
+static bool plan_far_codes(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
+{
+    const struct cuda_attention_tuning *t = &cuda_attention_tuning;
+    if (t->far == 1 || !takes(ATTN_FAR_CODES, dev, c) ||
+        (t->far != 2 && (call_tiles(c) < 3 || units_of(c, ATTN_NODE) <= FAR_CODES_NODES)))
+        return false;
+    const int32_t item = 64 / ATTN_CODES_LEAF(c->d) *
+                         (attn_codes_leaf_bytes(c->d, c->d, c->k_type) +
+                          attn_codes_leaf_bytes(c->d, c->d, c->v_type)),
+                  stages = ((int32_t)dev->smem_block - ATTN_FAR_CODES_BYTES) / item,
+                  groups = far_groups(c->n, c->n_head / c->n_kv);
+    if (stages < 2) return false;
+    memset(p, 0, sizeof *p);
+    p->form = ATTN_FAR_CODES;
+    p->stages = stages < ATTN_FAR_CODES_MOST ? stages : ATTN_FAR_CODES_MOST;
+    p->tiles = FAR_TILES, p->warps = 12, p->resident = 1;
+    p->smem = (size_t)(ATTN_FAR_CODES_BYTES + p->stages * item);
+    p->groups = groups;
+    p->slots = attn_codes_nodes(c->held, c->n, c->window, c->causal, c->bound);
+    const size_t room = c->scratch_bytes / codes_group_bytes(c->d, c->n_kv, FAR_TILES, p->slots);
+    p->turn = room < (size_t)groups ? (int32_t)room : groups;
+    p->blocks = far_blocks(dev, c, (p->turn + 1) / 2);
+    return p->turn > 0;
+}
+
 static bool plan_codes(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
 {
+    if (plan_far_codes(dev, c, p)) return true;
     const int32_t tiles = codes_tiles(c->n, c->n_head / c->n_kv, c->d);
     if (!takes(ATTN_CODES, dev, c)) return false;
     const size_t smem = attn_codes_bytes(c->d, tiles, c->k_type, c->v_type);
@@ -469,7 +558,9 @@ static void plan_few(const struct cuda_device *dev, const struct attn_device *at
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
     if (plan_codes(dev, c, p)) return;
+    if (t->far == 2 && plan_far(dev, c, p)) return;
     const bool places = plan_places(dev, attn, c, p);
+    if (!places && plan_far(dev, c, p)) return;
     if (!places && !plan_step(dev, c, p)) {
         memset(p, 0, sizeof *p);
         p->form = ATTN_ANY;
@@ -513,6 +604,24 @@ static bool plan_group(const struct cuda_device *dev, const struct attn_call *c,
     return true;
 }
 
+bool attn_plan_tree(const struct cuda_device *dev, const struct attn_device *attn, const struct attn_call *c,
+                    struct attn_plan *p)
+{
+    int32_t slots;
+    memset(p, 0, sizeof *p);
+    if (c->window || !places_slots(attn, c, PATHS_KEYS, &slots) || !takes(ATTN_PLACES, dev, c)) return false;
+    if (!fill_places(dev, c, slots, attn->paths[attn_size_index(c->d)], attn_paths_bytes(c->d, c->n),
+                     ATTN_PATHS_BYTES, p))
+        return false;
+    p->fold = folds(c, p);
+    return true;
+}
+
+bool attn_plan_tree_far(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
+{
+    return !c->window && plan_far(dev, c, p) && p->turn == p->groups && !p->leaves;
+}
+
 struct attn_plan attn_plan_of(const struct cuda_device *dev, const struct attn_device *attn,
                               const struct attn_call *c)
 {
@@ -526,6 +635,16 @@ struct attn_plan attn_plan_of(const struct cuda_device *dev, const struct attn_d
     memset(&p, 0, sizeof p);
     plan_few(dev, attn, c, &p);
     return p;
+}
+
+/* ATTN_GROUP takes less, and wants more memory; the scores want less of it. */
+bool attn_takes_sparse(const struct cuda_device *dev, const struct kn_kv *kv)
+{
+    const struct cuda_device any = {.smem_block = INT32_MAX};
+    int32_t tiles, chunks;
+    if (!dev) dev = &any;
+    return attn_form_takes(ATTN_PREFILL, dev, kv->head_dim, KN_SPARSE_BLOCK, kv->type.k, kv->type.v) &&
+           attn_prefill_bytes(kv->head_dim, 4, &tiles, &chunks) <= (size_t)dev->smem_block;
 }
 
 bool attn_can_fold(int32_t n, int32_t d, int32_t n_rot, bool interleaved)
@@ -544,9 +663,11 @@ size_t attn_scratch(int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t w
         const int32_t rows = n < ATTN_FEW ? n : ATTN_FEW, n_rep = n_head / kv->n_head_kv,
                       step = tree_step(n_rep), few = rows < step ? rows : step,
                       nodes = attn_codes_nodes(kn_kv_positions(kv), rows, window, false, 0);
+        const int32_t in_turn = tree_tiles(few, n_rep, d), at_once = tree_tiles(rows, n_rep, d),
+                      group = rows > 1 && d == attn_table[ATTN_FAR_CODES].heads[0] ? FAR_TILES : 1;
         const size_t tile = codes_group_bytes(d, kv->n_head_kv, 1, nodes),
-                     all = tile * (size_t)tree_tiles(rows, n_rep, d),
-                     least = tile * (size_t)tree_tiles(few, n_rep, d);
+                     all = tile * (size_t)((at_once + group - 1) / group * group),
+                     least = tile * (size_t)(in_turn > group ? in_turn : group);
         return all < CODES_BUDGET ? all : least > CODES_BUDGET ? least : CODES_BUDGET;
     }
     if (!attn_form_takes(ATTN_STEP, &any, d, 1, kv->type.k, kv->type.v)) return 0;

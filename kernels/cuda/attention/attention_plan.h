@@ -21,20 +21,24 @@ extern "C" {
 #define ATTN_PLACE_FLOATS 260        /* attention/leaves.cuh: 256 results; (top, sum) of one row or two */
 #define NEAR_LEAVES 2                /* of a block of attention in clusters at most */
 #define ATTN_SIZES 4                 /* heads of 64, 128, 256 and 512 have kernels of their own */
-#define ATTN_PLACES_BYTES (16 << 20) /* of what blocks of attn_places hand each other */
+#define ATTN_PLACES_BYTES (16 << 20) /* of what blocks of attn_places hand each other, */
+#define ATTN_PATHS_BYTES (36 << 20)  /* and over rows of a tree */
 #define ATTN_MADE_BYTES (2 << 20)    /* of queries as attn_columns wants them */
 
 enum attn_form {
-    ATTN_ANY,      /* attention.cu: any type and head size, for completeness */
-    ATTN_STEP,     /* attention/step.cuh: partial results in memory, and a merge */
-    ATTN_STREAM,   /* attention/stream.cuh: the same of one tile, a leaf a warp, over long contexts */
-    ATTN_CLUSTERS, /* attn_step in clusters of blocks, one launch */
-    ATTN_PLACES,   /* attention/leaves.cuh: blocks that hand each other leaves, one launch */
-    ATTN_COLUMNS,  /* attention/columns.cuh: rows made by a launch before */
-    ATTN_ALONE,    /* attention/alone.cuh: a block has a tile and all its keys, one launch */
-    ATTN_PREFILL,  /* attention/prefill.cu */
-    ATTN_GROUP,    /* attention/group.cu: products of four warps */
-    ATTN_CODES,    /* attention/codes.cuh: quantised caches, partial results in memory, and a merge */
+    ATTN_ANY,       /* attention.cu: any type and head size, for completeness */
+    ATTN_STEP,      /* attention/step.cuh: partial results in memory, and a merge */
+    ATTN_STREAM,    /* attention/stream.cuh: the same of one tile, a leaf a warp, over long contexts */
+    ATTN_FAR,       /* attention/far.cu: several rows over long contexts, products of four warps */
+    ATTN_CLUSTERS,  /* attn_step in clusters of blocks, one launch */
+    ATTN_PLACES,    /* attention/leaves.cuh: blocks that hand each other leaves, one launch */
+    ATTN_COLUMNS,   /* attention/columns.cuh: rows made by a launch before */
+    ATTN_ALONE,     /* attention/alone.cuh: a block has a tile and all its keys, one launch */
+    ATTN_PREFILL,   /* attention/prefill.cu */
+    ATTN_GROUP,     /* attention/group.cu: products of four warps */
+    ATTN_CODES,     /* attention/codes.cuh: quantised caches, partial results in memory, and a merge */
+    ATTN_FAR_CODES, /* attention/far_codes.cu: the same of several rows over long contexts, products of four
+                       warps */
     ATTN_FORMS
 };
 
@@ -46,6 +50,7 @@ struct attn_takes {
     bool wide_types;           /* takes all types, K and V each its own; else F16 or BF16, both alike, */
     bool halves, codes;        /* and these; also quantised ones, K and V each its own, F16 beside them */
     bool early;                /* only where cuda_device_early */
+    bool sinks;                /* takes kn_attention.sinks */
 };
 extern const struct attn_takes attn_table[ATTN_FORMS];
 bool attn_form_takes(enum attn_form form, const struct cuda_device *dev, int32_t d, int32_t n,
@@ -54,7 +59,8 @@ bool attn_form_takes(enum attn_form form, const struct cuda_device *dev, int32_t
 /* What the device said when the backend was opened. [ATTN_SIZES]: by head size. */
 struct attn_device {
     int32_t clusters[ATTN_SIZES][2][NEAR_LEAVES]; /* resident together: of 8 or 16 blocks, leaves a block */
-    int32_t places[ATTN_SIZES], columns[ATTN_SIZES]; /* resident blocks a multiprocessor of these kernels */
+    int32_t places[ATTN_SIZES], columns[ATTN_SIZES]; /* resident blocks a multiprocessor of these kernels, */
+    int32_t paths[ATTN_SIZES];                       /* of attn_places over rows of a tree */
     bool waits; /* blocks may wait for each other: there is memory for what they hand on */
 };
 
@@ -64,10 +70,10 @@ struct attn_call {
     int32_t window;
     int32_t bound; /* positions are below it; 0: nothing is promised */
     uint32_t k_type, v_type;
-    bool causal, gated;
+    bool causal, gated, sinks;
     bool stores; /* rope_store is to be done too, */
     bool folds;  /* and is such that attention can do it: attn_can_fold */
-    bool maps;   /* more than ATTN_FEW rows: the driver has maps for the ring (attention/group.cu) */
+    bool maps;   /* more than one row: the driver has maps for the ring (attention/group.cu, far.cu) */
     bool whole;  /* sparse attention of whole blocks: forms for prompts alone */
     size_t scratch_bytes;
 };
@@ -86,6 +92,14 @@ struct attn_plan {
 
 struct attn_plan attn_plan_of(const struct cuda_device *dev, const struct attn_device *attn,
                               const struct attn_call *c);
+/* Rows of a tree by attn_places; false: by the kernels of attention/tree.cu. */
+bool attn_plan_tree(const struct cuda_device *dev, const struct attn_device *attn, const struct attn_call *c,
+                    struct attn_plan *p);
+/* Is there a form for sparse prompts over such caches that dev has the shared memory for? NULL: of whatever
+ * device. */
+bool attn_takes_sparse(const struct cuda_device *dev, const struct kn_kv *kv);
+/* What such rows all see, by attn_far, before attn_tree_paths. */
+bool attn_plan_tree_far(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p);
 /* Rope_stores that attention has the arithmetic of. */
 bool attn_can_fold(int32_t n, int32_t d, int32_t n_rot, bool interleaved);
 /* Bytes of scratch that calls of up to n rows want: kn_ops.reserve_kv. */
@@ -102,6 +116,7 @@ size_t attn_step_bytes(int32_t d, int32_t tiles, int32_t stages);
 size_t attn_stream_bytes(int32_t d);
 size_t attn_near_bytes(int32_t d, int32_t blocks, int32_t leaves);
 size_t attn_places_bytes(int32_t d);
+size_t attn_paths_bytes(int32_t d, int32_t n); /* rows of a tree */
 size_t attn_columns_block_bytes(int32_t d);
 size_t attn_alone_bytes(int32_t d);
 /* Of a leaf's codes of n columns of a head of d; of a block. */
@@ -115,6 +130,11 @@ int32_t attn_codes_turn(int32_t n, int32_t n_rep, int32_t n_kv, int32_t d, int32
                         size_t scratch_bytes);
 size_t attn_prefill_bytes(int32_t d, int32_t warps, int32_t *tiles, int32_t *chunks);
 #define ATTN_GROUP_BYTES 165952
+#define ATTN_FAR_BYTES 231104
+/* Without codes; keys of a warp that makes halves of them, items of 64 that a block has at most. */
+#define ATTN_FAR_CODES_BYTES 132848
+#define ATTN_FAR_CODES_KEYS 16
+#define ATTN_FAR_CODES_MOST 6
 #define ATTN_COLUMN_PLACE 2176 /* of a leaf's weights for one of two readers */
 #define ATTN_MADE_TILE 32832   /* of a tile's queries */
 

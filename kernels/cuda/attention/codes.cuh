@@ -41,6 +41,10 @@ struct codes_args {
     int32_t warp_bytes, values_at; /* of a warp's leaf in shared memory; where its values begin */
 };
 
+/* attention/far_codes.cu */
+int attn_far_codes_open(struct cuda_backend *be);
+int attn_far_codes_launch(struct cuda_backend *be, const struct codes_args *p, const struct attn_plan *plan);
+
 template <int D, int T> struct coded {
     static constexpr int LEAF = ATTN_CODES_LEAF(D), NT = LEAF / 8;
     static constexpr int GROUPS = ATTN_CODES_GROUPS(D), C = D / GROUPS; /* of columns; columns of a warp */
@@ -682,6 +686,7 @@ __global__ void __launch_bounds__(32 * CLASSES) codes_merge(const __grid_constan
         for (int j = 0; j < W; j++) y[j] = box[i][lane + 32 * j];
         add_result<W>(T, S, Y, tops[i], sums[i], y);
     }
+    if (a.sinks) add_sink<W>(T, S, Y, __ldg(a.sinks + kv_head * a.n_rep + at - row * a.n_rep));
 #pragma unroll
     for (int j = 0; j < W; j++) Y[j] = divided(Y[j], S);
     kv_turn_head<W>(Y, p.v.type, true, true);

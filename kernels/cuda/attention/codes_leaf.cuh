@@ -13,7 +13,6 @@ template <uint32_t TYPE, int N> struct staged {
                          SCALE = N / kv_code<TYPE>::GROUP * 2;
     static constexpr int LOW_PITCH = ATTN_CODES_PITCH(LOW), HIGH_PITCH = ATTN_CODES_PITCH(HIGH),
                          SCALE_PITCH = SCALE < 4 ? 4 : SCALE;
-    static constexpr int low_at = 0;
     static __host__ __device__ constexpr int high_at(int leaf)
     {
         return leaf * LOW_PITCH;

@@ -53,6 +53,13 @@ template <int N> DEV void add_result(float &T, float &S, float *Y, float t, floa
     for (int i = 0; i < N; i++) Y[i] = __fmaf_rn(g, y[i], __fmul_rn(Y[i], f));
     T = to;
 }
+/* A sink, the last of a row's partial results: one key of this score, whose value is zero. A row that sees no
+ * other key gives zeros. */
+template <int N> DEV void add_sink(float &T, float &S, float *Y, float sink)
+{
+    const float x = __fmul_rn(sink, 0x1.715476p+0f), t = ceilf(x), zeros[N] = {};
+    if (S != 0.0f) add_result<N>(T, S, Y, t, exp_two(__fsub_rn(x, t == -INFINITY ? 0.0f : t)), zeros);
+}
 /* Merge the partial results of one row: four values a lane at column col. Leaves of a node in order, nodes of
  * a class in order, classes in order. classes: which of them (a mask), so that warps may share the work. */
 template <int D> struct merged {
@@ -177,7 +184,7 @@ __global__ void __launch_bounds__(MERGE_THREADS, 2) attn_merge(const __grid_cons
     const struct units u = units_of<D>(a, visible_any(a, group, a.tiles, pos0, bound));
     float *out = a.out + ((int64_t)row * (a.n_head - a.n_rep) + kv_head * a.n_rep + at) * D + col;
     if (a.known) cuda_grid_wait();
-    if (u.count > 1) { /* else written already */
+    if (u.count > 1 || a.sinks) { /* else written already */
         if (row < a.n)
             box[cls][threadIdx.x % 64] =
                 merge_class<D>(a, record_of(a, tile, kv_head, 0, D), u.first, u.count, cls, at % TILE, col);
@@ -187,6 +194,8 @@ __global__ void __launch_bounds__(MERGE_THREADS, 2) attn_merge(const __grid_cons
             all.clear();
 #pragma unroll 2
             for (int i = 0; i < CLASSES; i++) all.add(box[i][threadIdx.x % 64]);
+            if (a.sinks)
+                add_sink<4>(all.T, all.S, all.Y, __ldg(a.sinks + kv_head * a.n_rep + at - row * a.n_rep));
 #pragma unroll
             for (int i = 0; i < 4; i++) all.Y[i] = out[i] = divided(all.Y[i], all.S);
             *(float4 *)(copy + mine) =

@@ -17,15 +17,15 @@
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #pragma nv_diag_suppress 177 /* nothing of this is for such a device */
 #endif
-#define mma attention_mma /* the products of bulk.cuh have an mma of their own */
+#define mma attention_mma /* as four.cuh */
 #include "many.cuh"
 #include "sparse.cuh"
 #undef mma
-#include "../core/bulk.cuh"
-#include "../chain/chain.cuh"
+#include "four.cuh"
 
 namespace group
 {
+using namespace four;
 enum {
     D = 128,
     KEYS = 128,
@@ -44,86 +44,6 @@ enum {
 };
 
 static_assert(BYTES == ATTN_GROUP_BYTES, "shared memory as attention_plan.h has it");
-
-/* Of a matrix in shared memory with rows of 128 bytes, turned: where it begins; bytes from 64 columns to the
- * next (where columns are what is multiplied over: nothing). */
-DEV uint64_t matrix_at(uint32_t at, uint32_t apart)
-{
-    return (uint64_t)(at >> 4 & 0x3fff) | (uint64_t)(apart >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
-           (uint64_t)1 << 62;
-}
-DEV void products_begin()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#endif
-}
-DEV void products_end()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
-#endif
-}
-DEV void box(uint32_t to, const chain_map *map, int column, int head, int row, uint64_t *b)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, "
-        "%4}], [%5];" ::"r"(to),
-        "l"(map), "r"(column), "r"(head), "r"(row), "r"(shared_at(b))
-        : "memory");
-#endif
-}
-
-/* 64 results of a thread, as the operands 0 to 63 of an instruction. */
-#define RESULTS                                                                                              \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                 \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define FOUR(x, i) "+f"(x[i][0]), "+f"(x[i][1]), "+f"(x[i][2]), "+f"(x[i][3])
-#define ALL(x)                                                                                               \
-    FOUR(x, 0), FOUR(x, 1), FOUR(x, 2), FOUR(x, 3), FOUR(x, 4), FOUR(x, 5), FOUR(x, 6), FOUR(x, 7),          \
-        FOUR(x, 8), FOUR(x, 9), FOUR(x, 10), FOUR(x, 11), FOUR(x, 12), FOUR(x, 13), FOUR(x, 14), FOUR(x, 15)
-
-/* x[64, 128] = q k, or += : 16 columns of both. */
-template <bool BF16> DEV void scores(float x[16][4], uint64_t q, uint64_t k, int more)
-{
-#if __CUDA_ARCH__ >= 900
-#define SCORES(TYPE)                                                                                         \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                \
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" RESULTS                   \
-                 "}, %64, %65, p, 1, 1, 0, 0;\n}"                                                            \
-                 : ALL(x)                                                                                    \
-                 : "l"(q), "l"(k), "r"(more))
-    if (BF16)
-        SCORES("bf16");
-    else
-        SCORES("f16");
-#endif
-}
-/* acc[64, 128] += p v over 16 keys. */
-template <bool BF16> DEV void weigh(float acc[16][4], const uint32_t p[4], uint64_t v)
-{
-#if __CUDA_ARCH__ >= 900
-#define WEIGH(TYPE)                                                                                          \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                                                \
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" RESULTS                   \
-                 "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"                                              \
-                 : ALL(acc)                                                                                  \
-                 : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v), "r"(1))
-    if (BF16)
-        WEIGH("bf16");
-    else
-        WEIGH("f16");
-#endif
-}
-
-/* What reads x below stands below. */
-DEV void settle(float x[16][4])
-{
-    asm volatile("" : ALL(x)::"memory");
-}
 
 /* Heads of N rows, four values of each a lane, normed and times g. */
 template <int N> DEV void norm_rows(float x[N][4], const float g[4], float eps)
@@ -370,7 +290,7 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
     shared_fence();
     asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
     const float unit[2] = {units[16 * w + g], units[16 * w + g + 8]};
-    const uint64_t q = matrix_at(shared_at(base) + (uint32_t)(group * 2 * QUERIES), 16);
+    const uint32_t q = matrix_at(shared_at(base) + (uint32_t)(group * 2 * QUERIES), 16);
 
     float acc[16][4], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -389,14 +309,14 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
         uint32_t p[8][4];
         bar_wait(at, phase);
         if (!skips) {
-            const uint64_t km = matrix_at(k, 16);
+            const uint32_t km = matrix_at(k, 16);
             products_begin();
 #pragma unroll
             for (int s = 0; s < 8; s++)
-                scores<BF16>(x, q + (uint64_t)((s / 4 * QUERIES + s % 4 * 32) >> 4),
-                             km + (uint64_t)((s / 4 * HALF + s % 4 * 32) >> 4), s);
+                score_128<BF16>(x, q + (uint32_t)((s / 4 * QUERIES + s % 4 * 32) >> 4),
+                                km + (uint32_t)((s / 4 * HALF + s % 4 * 32) >> 4), s);
             products_end();
-            settle(x);
+            settle_128(x);
         }
         if (threadIdx.x % 128 == 0) bar_arrive(done);
         if (!skips) {
@@ -416,12 +336,12 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
             clean<BF16>(values);
         }
         if (!skips) {
-            const uint64_t vm = matrix_at(v, HALF);
+            const uint32_t vm = matrix_at(v, HALF);
             products_begin();
 #pragma unroll
-            for (int s = 0; s < 8; s++) weigh<BF16>(acc, p[s], vm + (uint64_t)(s * 16 * 128 >> 4));
+            for (int s = 0; s < 8; s++) weigh_128<BF16>(acc, p[s], vm + (uint32_t)(s * 16 * 128 >> 4), 1);
             products_end();
-            settle(acc);
+            settle_128(acc);
         }
         if (threadIdx.x % 128 == 0) bar_arrive(done + 1);
     }
@@ -432,8 +352,8 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
 
 static bool maps_of(const struct attn *a, struct chain_map *mk, struct chain_map *mv)
 {
-    return kv_map(mk, a->k, a->type, a->n_kv, a->where, group::KEYS) &&
-           kv_map(mv, a->v, a->type, a->n_kv, a->where, group::KEYS);
+    return kv_map(mk, a->k, a->type, a->n_kv, group::D, a->where, group::KEYS) &&
+           kv_map(mv, a->v, a->type, a->n_kv, group::D, a->where, group::KEYS);
 }
 bool attn_group_takes(const struct cuda_backend *be, const struct attn *a)
 {
@@ -460,8 +380,8 @@ int attn_group_launch(struct cuda_backend *be, const struct attn *a)
 int attn_group_sparse(struct cuda_backend *be, const struct attn *a, const struct sparse_lists *lists)
 {
     struct group::sparse more = {*lists, {}, {}};
-    if (!kv_map(&more.mk, (void *)lists->mk, a->type, a->n_kv, lists->means, group::KEYS) ||
-        !kv_map(&more.mv, (void *)lists->mv, a->type, a->n_kv, lists->means, group::KEYS))
+    if (!kv_map(&more.mk, (void *)lists->mk, a->type, a->n_kv, group::D, lists->means, group::KEYS) ||
+        !kv_map(&more.mv, (void *)lists->mv, a->type, a->n_kv, group::D, lists->means, group::KEYS))
         return cuda_check(be, "attention", cudaErrorUnknown);
     return launch(be, a, more);
 }

@@ -83,9 +83,11 @@ template <int D> constexpr int kv_bytes = 2 * D; /* of a head's row */
 #define KV_INDEX(D, slot, n_kv, head) (((size_t)(slot) * (size_t)(n_kv) + (size_t)(head)) * D)
 
 /* What the device must know of keys or values to gather rows of one head as boxes: chain/map.cu. type: f16 or
- * bf16; heads of 128; a box has so many rows, which must divide a split. false: the driver cannot. */
+ * bf16; heads of d; a box has 64 columns of so many rows, which must divide a split. false: the driver
+ * cannot. */
 struct chain_map;
-bool kv_map(struct chain_map *map, void *cache, uint32_t type, int32_t n_kv, kv_where where, int32_t rows);
+bool kv_map(struct chain_map *map, void *cache, uint32_t type, int32_t n_kv, int32_t d, kv_where where,
+            int32_t rows);
 
 /* ---- numbers of any type ---- */
 

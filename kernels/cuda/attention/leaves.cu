@@ -6,3 +6,9 @@ attn_fn attn_places_of(int32_t d, uint32_t type, size_t *smem)
     if (!kv_halves(type)) return NULL;
     return d == 128 ? places_of<128>(type, smem) : d == 256 ? places_of<256>(type, smem) : NULL;
 }
+
+attn_fn attn_paths_of(int32_t d, uint32_t type, int32_t n, size_t *smem)
+{
+    if (!kv_halves(type)) return NULL;
+    return d == 128 ? paths_of<128>(type, n, smem) : d == 256 ? paths_of<256>(type, n, smem) : NULL;
+}

@@ -18,6 +18,7 @@
  * Wins over two launches: 8B at 16 rows 2.62 to 2.52 ms, 27B 7.41 to 7.31. dflash-bench rows -m
  * 8b-q4_k_m.gguf --device cuda --rows 1,2,4,8,16 --context 512 */
 #include "heads.cuh"
+#include "paths.cuh"
 #include "../core/patience.cuh"
 
 template <int D> struct places {
@@ -40,6 +41,11 @@ template <int D> struct places {
         (QUERY + P * (WEIGHT + TOPS + SUMS) + TILE * (4 + 8) + 16 * P + 127) / 128 * 128;
     static constexpr int BYTES = FIXED + 2 * P * SLOT;
     static constexpr int STRIPS = TILE * D / 256;
+    /* of n rows of a tree: behind all that */
+    static constexpr int PATHS(int n)
+    {
+        return BYTES + WAY_BYTES + WARPS * MINE_BYTES + 2 * (n + 1) * PITCH * 2;
+    }
 };
 
 #define PLACE_EMPTY 0xffffffffu
@@ -348,7 +354,8 @@ template <class H> DEV made_row made_row_of(const attn &a, const made_rows &m, i
     return r;
 }
 
-template <int D, bool BF16>
+/* TREE: the rows are a tree's (paths.cuh). */
+template <int D, bool BF16, bool TREE>
 __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __grid_constant__ attn a)
 {
     using F = places<D>;
@@ -372,22 +379,44 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
     if (!a.known) cuda_grid_wait();
     const int tile = a.tile0 + (int)blockIdx.x, kv_head = blockIdx.y, rank = blockIdx.z;
     const int pos0 = a.pos[0], bound = a.first ? *a.first : 0;
-    const struct span seen = visible_any(a, tile, 1, pos0, bound);
+    struct tile_paths paths = {};
+    uint8_t *const way = raw + F::BYTES, *const my_tried = way + WAY_BYTES + w * MINE_BYTES;
+    if constexpr (TREE) {
+        paths.first = row_of(a, tile * TILE);
+        paths.rows = min(row_of(a, tile * TILE + TILE - 1), a.n - 1) - paths.first + 1;
+        paths.way = way, paths.tried = shared_at(way + WAY_BYTES + WARPS * MINE_BYTES), paths.pos0 = pos0;
+    }
+    const int tree_pos = TREE ? a.pos[paths.first + min(lane, paths.rows - 1)] : 0;
+    const struct span seen = TREE ? span{0, (int)__reduce_max_sync(~0u, (unsigned)tree_pos) + 1}
+                                  : visible_any(a, tile, 1, pos0, bound);
     const struct units u = units_of<D>(a, seen);
     const int per = units_a_block(a, u), busy = max((u.count + per - 1) / per, 1); /* blocks at work */
     if (rank >= busy) return;
     const int from = u.first + rank * per, to = min(from + per, u.first + u.count);
     const int real = min(TILE, a.n * a.n_rep - tile * TILE), groups_q = (real + H::ROWS - 1) / H::ROWS;
     /* Of what the tile sees, [seen.lo, old_hi) comes from the ring and [new_lo, seen.hi) is made here. */
-    const int old_hi = a.fold ? min(seen.hi, pos0) : seen.hi, new_lo = a.fold ? max(seen.lo, pos0) : seen.hi;
+    const bool makes = TREE || a.fold;
+    const int old_hi = makes ? min(seen.hi, pos0) : seen.hi, new_lo = makes ? max(seen.lo, pos0) : seen.hi;
     const int stride = a.n_kv * D;
     const auto ring_at = [&](int position, bool value) {
         return KV_ROW(D, value ? a.v : a.k, KV_SLOT(a.where, position), (int64_t)stride, kv_head);
+    };
+    const auto tail_at = [&](int j, bool value) {
+        return KV_ROW(D, value ? a.tail_v : a.tail_k, j, (int64_t)stride, kv_head);
     };
     const auto query_of = [&](int i, int j) {
         return a.q + (j * (a.n_head - a.n_rep) + kv_head * a.n_rep + tile * TILE + i) * D;
     };
     const auto table_of = [&](int j) { return a.half ? (const float2 *)a.table + j * a.half : NULL; };
+    int n_tried = 0;
+    if constexpr (TREE) {
+        if (to * LEAF > pos0) {
+            find_ways(a, paths, way);
+            n_tried = find_mine(a, paths, max(from, to - P) * LEAF, to * LEAF, my_tried);
+            for (int i = threadIdx.x; i < PITCH; i += 32 * WARPS) /* what no row of a path sees */
+                ((uint32_t *)(way + WAY_BYTES + WARPS * MINE_BYTES + 4 * a.n * PITCH))[i] = 0;
+        }
+    }
     /* The i-th of n warps asks for its share of what is there of keys (items 0 to P - 1) and values (P to 2 P
      * - 1) of the leaves below high. A copy is an instruction of the whole warp, so many warps share them. */
     const auto ask = [&](int high, int item, int end, int i, int n) {
@@ -414,22 +443,35 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
         const int i = min(w * H::ROWS + lane / H::LANES, real - 1), j = row_of(a, tile * TILE + i);
         ahead.load(a, query_of(i, j), table_of(j));
     }
-    if (threadIdx.x < TILE) {
+    if (TREE) {
+        const int of = lane < TILE ? path_of(a, paths, tile, lane) : -1,
+                  end = __shfl_sync(~0u, tree_pos, max(of, 0)) + 1;
+        if (threadIdx.x < TILE) spans[threadIdx.x] = make_int2(0, of < 0 ? 0 : end);
+    } else if (threadIdx.x < TILE) {
         const struct span v = visible_at(a, tile * TILE + (int)threadIdx.x, pos0, bound);
         spans[threadIdx.x] = make_int2(v.lo, v.hi);
     }
-    const struct span full = visible_all(a, tile, pos0, bound);
+    const struct span full = TREE ? seen : visible_all(a, tile, pos0, bound);
     /* Rows that are normed and rotated here, some of a kind at a time, the next ones' loads before: the
-     * queries, where that begins; new keys and values of leaves [low, high), which go to their slots and,
-     * where they are the tile's, to the ring; of the tile's those that no row sees. */
+     * queries, where that begins; new keys and values of leaves [low, high), which go to their slots (a
+     * tree's beside them) and, where they are the tile's, to the ring (the tail); of the tile's those that no
+     * row sees, of which a tree has none. */
     const int own = row_of(a, tile * TILE + a.n_rep - 1),
               own_to = min(row_of(a, (tile + 1) * TILE + a.n_rep - 1), a.n);
     const auto make_rows = [&](int low, int high, bool begins) {
-        const int mine = max(low * LEAF, new_lo) - pos0,
-                  count_mine = max(min(high * LEAF, seen.hi) - pos0 - mine, 0),
-                  unseen = begins && rank == 0 && a.fold
+        if (TREE && !begins) n_tried = find_mine(a, paths, low * LEAF, high * LEAF, my_tried);
+        const int mine = TREE ? 0 : max(low * LEAF, new_lo) - pos0,
+                  count_mine =
+                      TREE ? (a.fold ? n_tried : 0) : max(min(high * LEAF, seen.hi) - pos0 - mine, 0),
+                  unseen = !TREE && begins && rank == 0 && a.fold
                                ? max(min(own_to, seen.hi > seen.lo ? new_lo - pos0 : a.n) - own, 0)
                                : 0;
+        if (TREE && !a.fold)
+            for (int i = threadIdx.x; i < n_tried * (D / 4); i += 32 * WARPS) {
+                const int j = my_tried[i / (D / 4)], value = i / (D / 8) % 2, piece = i % (D / 8);
+                *(uint4 *)(way + WAY_BYTES + WARPS * MINE_BYTES + (2 * j + value) * PITCH * 2 + 16 * piece) =
+                    __ldcg((const uint4 *)tail_at(j, value) + piece);
+            }
         const made_rows rows =
             made_rows_of<H>(tile, begins ? groups_q : 0, real, mine, count_mine, own, unseen);
 #pragma unroll 1
@@ -437,18 +479,25 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
              it += WARPS) { /* queries are on their way */
             H h = ahead;
             if (it + WARPS < rows.all) {
-                const made_row r = made_row_of<H>(a, rows, it + WARPS, lane);
+                made_row r = made_row_of<H>(a, rows, it + WARPS, lane);
+                if (TREE && !r.query) r.j = my_tried[r.i];
                 ahead.load(a,
                            r.query ? query_of(r.i, r.j)
                                    : (r.value ? a.new_v : a.new_k) + r.j * stride + kv_head * D,
                            r.value ? NULL : table_of(r.j));
             }
             if (it < 0) continue;
-            const made_row r = made_row_of<H>(a, rows, it, lane);
+            made_row r = made_row_of<H>(a, rows, it, lane);
+            if (TREE && !r.query) r.j = my_tried[r.i];
             const float *norm = r.query ? a.q_norm : r.value ? NULL : a.k_norm;
             h.turn(a, r.value ? a.v_norm : norm != NULL, norm, !r.value && a.half);
             if (r.query) {
                 h.template put_query<BF16>(a, queries, units, r.i, r.really);
+            } else if (TREE) {
+                if (r.really)
+                    h.template put<BF16>((uint16_t *)(way + WAY_BYTES + WARPS * MINE_BYTES) +
+                                         (2 * r.j + r.value) * PITCH);
+                if (r.really && r.j >= own && r.j < own_to) h.template put<BF16>(tail_at(r.j, r.value));
             } else if (r.really) {
                 const int at = pos0 + r.j, slot = 2 * (high - 1 - at / LEAF) + r.value;
                 if (r.local) h.template put<BF16>((uint16_t *)(slots + slot * F::SLOT) + at % LEAF * PITCH);
@@ -464,8 +513,9 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
         unsigned char *const keys = slots + 2 * p * F::SLOT, *const values = keys + F::SLOT;
         if (turn) __syncthreads(); /* values are done with */
         if (turn) ask(high, P == 1 ? P : 0, 2 * P, w, WARPS);
-        if (mine && (p0 < seen.lo ||
-                     p0 + LEAF > seen.hi)) /* values that nobody sees weigh nothing: no NaN among them */
+        if (!TREE && mine &&
+            (p0 < seen.lo ||
+             p0 + LEAF > seen.hi)) /* values that nobody sees weigh nothing: no NaN among them */
 #pragma unroll 1
             for (int i = threadIdx.x % (32 * SIDE); i < LEAF * D / 8; i += 32 * SIDE) {
                 const int key = i / (D / 8);
@@ -478,7 +528,10 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
         if (!mine) continue;
         cluster_bar_wait(bars + 8 * p, turn & 1);
         float x[F::KT][4], top[2];
-        if (side < F::KEYED)
+        if (TREE && side < F::KEYED)
+            scores_by_path<D, BF16, PITCH>(x, a, paths, queries, shared_at(keys), p0, side * F::KT * 8, tile,
+                                           seen.hi);
+        else if (side < F::KEYED)
             scores<D, BF16, F::KT, PITCH, 2>(x, queries, shared_at(keys) + side * F::KT * 8 * PITCH * 2);
         const int2 s0 = spans[g], s1 = spans[g + 8];
         const struct span sees[2] = {{s0.x, s0.y}, {s1.x, s1.y}};
@@ -509,8 +562,12 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
         float acc[CT][4];
 #pragma unroll 1
         for (bool again = false;; again = true) {
-            weigh_stored<BF16, LEAF / 16, CT, PITCH>(acc, weights, shared_at(values), side * CT * 8);
-            if (!ragged || again) break;
+            if (TREE && p0 + LEAF > pos0)
+                weigh_by_path<BF16, LEAF / 16, CT, PITCH>(acc, a, paths, weights, shared_at(values), p0,
+                                                          side * CT * 8, tile, seen.hi);
+            else
+                weigh_stored<BF16, LEAF / 16, CT, PITCH>(acc, weights, shared_at(values), side * CT * 8);
+            if (TREE || !ragged || again) break;
             float odd[4] = {};
 #pragma unroll
             for (int t = 0; t < CT; t++)
@@ -548,5 +605,10 @@ __global__ void __launch_bounds__(places<D>::THREADS, 2) attn_places(const __gri
 template <int D> static attn_fn places_of(uint32_t type, size_t *smem)
 {
     *smem = (size_t)places<D>::BYTES;
-    return kv_bf16(type) ? attn_places<D, true> : attn_places<D, false>;
+    return kv_bf16(type) ? attn_places<D, true, false> : attn_places<D, false, false>;
+}
+template <int D> static attn_fn paths_of(uint32_t type, int32_t n, size_t *smem)
+{
+    *smem = (size_t)places<D>::PATHS(n);
+    return kv_bf16(type) ? attn_places<D, true, true> : attn_places<D, false, true>;
 }

@@ -225,16 +225,23 @@ static size_t layout(int32_t n, int32_t n_head, int32_t n_kv, int32_t pitch, siz
 int cuda_sparse_room(struct kn_backend *kb, int32_t n, int32_t n_head, const struct kn_kv *kv,
                      struct kn_sparse_room *room)
 {
-    const struct cuda_device any = {};
+    struct kn_backend_head *h = (struct kn_backend_head *)kb;
+    const struct cuda_device dev = kn_op(kb)->counts ? cuda_device{} : cuda_device_of(cuda_of(kb));
     const uint32_t half = kv_form(kv->type);
     size_t at[4];
-    if (!attn_form_takes(ATTN_PREFILL, &any, kv->head_dim, KN_SPARSE_BLOCK, kv->type.k, kv->type.v)) {
-        struct kn_backend_head *h = (struct kn_backend_head *)kb; /* may be one that counts */
+    if (!attn_takes_sparse(NULL, kv)) {
         snprintf(
             h->message, sizeof h->message,
             "sparse prompts want heads of 64, 128, 256 or 512 and caches of f16, bf16 or quantised beside "
             "f16 (got heads of %d, %s and %s)",
             kv->head_dim, kn_kv_name(kv->type.k), kn_kv_name(kv->type.v));
+        return KN_ETYPE;
+    }
+    if (!kn_op(kb)->counts && !attn_takes_sparse(&dev, kv)) {
+        snprintf(h->message, sizeof h->message,
+                 "the device has too little shared memory for sparse prompts of heads of %d (%d bytes a "
+                 "block)",
+                 kv->head_dim, dev.smem_block);
         return KN_ETYPE;
     }
     room->mean = kn_kv_like(kv, kn_kv_positions(kv) / KN_SPARSE_BLOCK);

@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(step<D, T>::THREADS, RESIDENT) attn_step(const
         for (int half = 0; half < 2; half++) {
             const int r = g + 8 * half, at_row = (tile + m) * TILE + r;
             if (m * TILE + r >= real) break;
-            const bool alone = count <= 1;
+            const bool alone = count <= 1 && !a.sinks;
             float *dst = alone ? a.out + head_of_row(a, row_of(a, at_row), kv_head, at_row) * D
                                : record + 2 * TILE + r * D;
             dst += side * CT * 8 + 2 * c;

@@ -3,13 +3,17 @@
  *
  * The leaves before the one that holds the anchor are the same for all rows. attn_tree_shared takes them, a
  * block a (tile of rows, kv head, some nodes), and leaves a partial result a node in memory, of the last node
- * that of its leaves so far. attn_tree_paths has a block a (row, kv head): it goes on where those end, over
+ * that of its leaves so far. Over few nodes that would be a handful of blocks, each with 8 leaves one after
+ * the other: there a block has some leaves and leaves a partial result each, which the second kernel adds to
+ * their node, in order. Over long contexts attn_far takes those leaves, of which it sees nodes as rows that
+ * are not causal do. attn_tree_paths has a block a (row, kv head): it goes on where those end, over
  * the one or two leaves that hold tried positions, staged by the row's own path, and adds nodes in the one
  * order (attention.cuh). Layers with a window see few keys: there the second kernel takes all of them.
  *
  * Products, weights and sums are those of attn_step with several tiles, so a row has the bits of a chain's.
  * Bound: the ring's keys once a tile through the L2 cache, and 128 keys a row. attn_tree_any is for types and
- * heads that have no other form; it is attn_any by paths. Quantised caches: codes.cuh. */
+ * heads that have no other form; it is attn_any by paths. Quantised caches: codes.cuh. Heads of 128 and 256
+ * over few keys: attn_places (paths.cuh). */
 #include "codes_launch.cuh"
 #include "few.cuh"
 
@@ -30,6 +34,7 @@ struct tree_rows {
     const void *tail_k, *tail_v;
     int32_t row0, rows; /* of this turn */
     int32_t row_tiles;  /* tiles that a row's heads of a kv head take */
+    bool leaves;        /* partial results are of leaves, not nodes */
 };
 
 /* The end of what the first kernel takes: whole leaves before the anchor's. */
@@ -61,6 +66,16 @@ template <int CT> struct part_of {
                 for (int e = 2 * half; e < 2 * half + 2; e++)
                     y[t][e] = __fmaf_rn(h, o.y[t][e], __fmul_rn(y[t][e], f));
         }
+    }
+    /* few.cuh's add_sink, of one of the rows. */
+    __device__ __forceinline__ void sink(int half, float x)
+    {
+        float mine[2 * CT];
+#pragma unroll
+        for (int t = 0; t < CT; t++) mine[2 * t] = y[t][2 * half], mine[2 * t + 1] = y[t][2 * half + 1];
+        add_sink<2 * CT>(top[half], sum[half], mine, x);
+#pragma unroll
+        for (int t = 0; t < CT; t++) y[t][2 * half] = mine[2 * t], y[t][2 * half + 1] = mine[2 * t + 1];
     }
 };
 
@@ -130,29 +145,31 @@ __global__ void __launch_bounds__(tree_block<D>::THREADS, 1)
     const struct attn &a = r.a;
     const int tile = blockIdx.x, kv_head = blockIdx.y, w = threadIdx.x / 32, lane = threadIdx.x % 32,
               g = lane / 4, c = lane % 4;
-    const int end = shared_end<D>(a, r.tree->pos[0]), nodes = (end + NODE - 1) / NODE;
-    if ((int)blockIdx.z >= nodes) return;
+    const int end = shared_end<D>(a, r.tree->pos[0]), unit = r.leaves ? F::LEAF : NODE,
+              count = (end + unit - 1) / unit;
+    int at = blockIdx.z;
+    if (at >= count) return;
+    const struct span all = {0, end}, spans[2] = {all, all};
+    const auto ask = [&](int p0, bool values) {
+        if (p0 < end)
+            kv_stage<D, D, F::LEAF, F::PITCH, F::THREADS>(a, values ? v : k, values ? a.v : a.k, p0, kv_head,
+                                                          0, all);
+        copy_commit();
+    };
+    ask(at * unit, false);
+    ask(at * unit, true);
     struct attn mine = a; /* of this turn's rows */
     mine.q = a.q + (int64_t)r.row0 * a.n_head * D;
     mine.n = r.rows;
     load_queries<D, BF16, 1, F::WARPS, 2>(mine, queries, units, tile, kv_head);
-    const struct span all = {0, end}, spans[2] = {all, all};
-    for (int at = blockIdx.z; at < nodes; at += gridDim.z) {
+    for (; at < count; at += gridDim.z) {
         part_of<F::CT> node;
         node.clear();
-        const int to = min((at + 1) * NODE, end);
-        const auto ask = [&](int p0, bool values) {
-            if (p0 < to)
-                kv_stage<D, D, F::LEAF, F::PITCH, F::THREADS>(a, values ? v : k, values ? a.v : a.k, p0,
-                                                              kv_head, 0, all);
-            copy_commit();
-        };
-        ask(at * NODE, false);
-        ask(at * NODE, true);
-        for (int p0 = at * NODE; p0 < to; p0 += F::LEAF) {
-            tree_leaf<D, BF16>(node, queries, exchange, units, k, v, p0, spans,
-                               [&]() { ask(p0 + F::LEAF, false); });
-            ask(p0 + F::LEAF, true);
+        const int to = min((at + 1) * unit, end);
+        for (int p0 = at * unit; p0 < to; p0 += F::LEAF) {
+            const int then = p0 + F::LEAF < to ? p0 + F::LEAF : (at + (int)gridDim.z) * unit;
+            tree_leaf<D, BF16>(node, queries, exchange, units, k, v, p0, spans, [&]() { ask(then, false); });
+            ask(then, true);
         }
         float *record = shared_record(a, kv_head, tile * TILE, at, D);
 #pragma unroll
@@ -187,6 +204,47 @@ DEV void stage_path(const struct tree_rows &r, unsigned to, bool values, int p0,
     }
 }
 
+/* The partial result of a node, or leaf, for the heads from head0 on of the turn's row `own`. */
+template <int D>
+DEV void load_part(part_of<tree_block<D>::CT> &to, const struct attn &a, int kv_head, int own, int head0,
+                   int unit)
+{
+    constexpr int CT = tree_block<D>::CT;
+    const int w = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    to.clear();
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int head = head0 + g + 8 * half, i = own * a.n_rep + head;
+        if (head >= a.n_rep) continue;
+        const float *record = shared_record(a, kv_head, i, unit, D),
+                    *from = record + 2 * TILE + i % TILE * D + w * CT * 8 + 2 * c;
+        to.top[half] = __ldcg(record + i % TILE);
+        to.sum[half] = __ldcg(record + TILE + i % TILE);
+#pragma unroll
+        for (int t = 0; t < CT; t++) {
+            const float2 y = __ldcg((const float2 *)(from + 8 * t));
+            to.y[t][2 * half] = y.x, to.y[t][2 * half + 1] = y.y;
+        }
+    }
+}
+/* Those of a node's leaves before `end`, in order: some are on their way at once. */
+template <int D>
+DEV void load_leaves(part_of<tree_block<D>::CT> &to, const struct attn &a, int kv_head, int own, int head0,
+                     int node, int end)
+{
+    constexpr int LEAF = tree_block<D>::LEAF, LEAVES = NODE / LEAF, BATCH = tree_block<D>::CT <= 4 ? 4 : 2;
+    const int first = node * LEAVES, n = min(LEAVES, end / LEAF - first);
+    for (int i = 0; i < n; i += BATCH) {
+        part_of<tree_block<D>::CT> one[BATCH];
+#pragma unroll
+        for (int j = 0; j < BATCH; j++)
+            if (i + j < n) load_part<D>(one[j], a, kv_head, own, head0, first + i + j);
+#pragma unroll
+        for (int j = 0; j < BATCH; j++)
+            if (i + j < n) to.add(one[j]);
+    }
+}
+
 template <int D, bool BF16>
 __global__ void __launch_bounds__(tree_block<D>::THREADS, 1)
     attn_tree_paths(const __grid_constant__ struct tree_rows r)
@@ -201,47 +259,47 @@ __global__ void __launch_bounds__(tree_block<D>::THREADS, 1)
     const int own = (int)blockIdx.x / r.row_tiles, tile = (int)blockIdx.x % r.row_tiles, kv_head = blockIdx.y,
               row = r.row0 + own, w = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     const int base = r.tree->pos[0], pos = r.tree->pos[row], end = shared_end<D>(a, base);
+    const struct span seen = {a.window ? max(pos - a.window + 1, 0) : 0, pos + 1}, spans[2] = {seen, seen};
+    const int node0 = seen.lo / NODE, node1 = pos / NODE;
+    /* Of a node: the keys that its partial results do not have. */
+    const auto own_keys = [&](int at) {
+        return span{max(max(at * NODE, end), seen.lo / F::LEAF * F::LEAF), min((at + 1) * NODE, seen.hi)};
+    };
+    const auto ask = [&](int p0, const span &keys, bool values) {
+        if (p0 < keys.hi) stage_path<D>(r, values ? v : k, values, p0, row, kv_head, base, seen);
+        copy_commit();
+    };
+    /* The first node in the order below that has such; its keys come while the queries are made. */
+    const int least = max(node0, end / NODE), round = (least + CLASSES - 1) / CLASSES * CLASSES,
+              begin = round <= node1 ? round : least;
+    const span first = own_keys(begin);
+    ask(first.lo, first, false);
+    ask(first.lo, first, true);
     struct attn mine = a; /* the row alone */
     mine.q = a.q + (int64_t)row * a.n_head * D;
     mine.n = 1;
     load_queries<D, BF16, 1, F::WARPS, 2>(mine, queries, units, tile, kv_head);
-    const struct span seen = {a.window ? max(pos - a.window + 1, 0) : 0, pos + 1}, spans[2] = {seen, seen};
-    const int node0 = seen.lo / NODE, node1 = pos / NODE;
     part_of<F::CT> sum, class_sum, node;
     sum.clear();
     for (int cls = 0; cls < CLASSES; cls++) {
         class_sum.clear();
         for (int at = node0 + ((cls - node0) & (CLASSES - 1)); at <= node1; at += CLASSES) {
             node.clear();
-            if (at * NODE < end) /* there is a partial result of it */
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const int head = tile * TILE + g + 8 * half, i = own * a.n_rep + head;
-                    if (head >= a.n_rep) continue;
-                    const float *record = shared_record(a, kv_head, i, at, D),
-                                *from = record + 2 * TILE + i % TILE * D + w * F::CT * 8 + 2 * c;
-                    node.top[half] = __ldcg(record + i % TILE);
-                    node.sum[half] = __ldcg(record + TILE + i % TILE);
-#pragma unroll
-                    for (int t = 0; t < F::CT; t++) {
-                        const float2 y = __ldcg((const float2 *)(from + 8 * t));
-                        node.y[t][2 * half] = y.x, node.y[t][2 * half + 1] = y.y;
-                    }
-                }
-            const int from = max(max(at * NODE, end), seen.lo / F::LEAF * F::LEAF),
-                      to = min((at + 1) * NODE, seen.hi);
-            const auto ask = [&](int p0, bool values) {
-                if (p0 < to) stage_path<D>(r, values ? v : k, values, p0, row, kv_head, base, seen);
-                copy_commit();
-            };
-            if (from < to) {
-                ask(from, false);
-                ask(from, true);
+            if (at * NODE < end) { /* there are partial results of it */
+                if (r.leaves)
+                    load_leaves<D>(node, a, kv_head, own, tile * TILE, at, end);
+                else
+                    load_part<D>(node, a, kv_head, own, tile * TILE, at);
             }
-            for (int p0 = from; p0 < to; p0 += F::LEAF) {
+            const span keys = own_keys(at);
+            if (keys.lo < keys.hi && at != begin) {
+                ask(keys.lo, keys, false);
+                ask(keys.lo, keys, true);
+            }
+            for (int p0 = keys.lo; p0 < keys.hi; p0 += F::LEAF) {
                 tree_leaf<D, BF16>(node, queries, exchange, units, k, v, p0, spans,
-                                   [&]() { ask(p0 + F::LEAF, false); });
-                ask(p0 + F::LEAF, true);
+                                   [&]() { ask(p0 + F::LEAF, keys, false); });
+                ask(p0 + F::LEAF, keys, true);
             }
             class_sum.add(node);
         }
@@ -251,24 +309,39 @@ __global__ void __launch_bounds__(tree_block<D>::THREADS, 1)
     for (int half = 0; half < 2; half++) {
         const int head = tile * TILE + g + 8 * half;
         if (head >= a.n_rep) continue;
-        float *out = a.out + ((int64_t)row * a.n_head + kv_head * a.n_rep + head) * D + w * F::CT * 8 + 2 * c;
+        if (a.sinks) sum.sink(half, __ldg(a.sinks + kv_head * a.n_rep + head));
+        const int col = w * F::CT * 8 + 2 * c;
+        const int64_t at = ((int64_t)row * a.n_head + kv_head * a.n_rep + head) * D + col;
 #pragma unroll
-        for (int t = 0; t < F::CT; t++)
-            *(float2 *)(out + 8 * t) = make_float2(divided(sum.y[t][2 * half], sum.sum[half]),
-                                                   divided(sum.y[t][2 * half + 1], sum.sum[half]));
+        for (int t = 0; t < F::CT; t++) {
+            float2 y = make_float2(divided(sum.y[t][2 * half], sum.sum[half]),
+                                   divided(sum.y[t][2 * half + 1], sum.sum[half]));
+            *(float2 *)(a.out + at + 8 * t) = y;
+            if (!a.prepare) continue;
+            if (a.gate) {
+                const float2 z = __ldcg((const float2 *)(a.gate + at + 8 * t));
+                y = make_float2(__fmul_rn(y.x, dev_sigmoid(z.x)), __fmul_rn(y.y, dev_sigmoid(z.y)));
+            }
+            *(float2 *)((float *)queries + head * D + col + 8 * t) = y; /* which are done with */
+        }
     }
+    if (!a.prepare) return;
+    static_assert(TILE * D * 4 <= F::QUERY, "no room for the results");
+    __syncthreads();
+    for (int from = w * 256; from < a.n_rep * D; from += F::WARPS * 256)
+        prepare_strip<D>(a, (const float *)queries + from, kv_head, row * a.n_rep + from / D, from % D);
 }
 
 typedef void (*tree_fn)(const struct tree_rows);
 struct tree_form {
     tree_fn shared, paths;
-    int threads, bytes;
+    int threads, bytes, leaf;
 };
 template <int D> static struct tree_form form_of(bool bf16)
 {
     using F = tree_block<D>;
     return {bf16 ? attn_tree_shared<D, true> : attn_tree_shared<D, false>,
-            bf16 ? attn_tree_paths<D, true> : attn_tree_paths<D, false>, F::THREADS, F::BYTES};
+            bf16 ? attn_tree_paths<D, true> : attn_tree_paths<D, false>, F::THREADS, F::BYTES, F::LEAF};
 }
 
 static int allow_bytes(struct cuda_backend *be, tree_fn f, int bytes)
@@ -278,17 +351,50 @@ static int allow_bytes(struct cuda_backend *be, tree_fn f, int bytes)
         cudaFuncSetAttribute((const void *)f, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
+/* Over few nodes partial results are of leaves: bytes of those of a tile, or 0. More nodes than these are as
+ * many blocks at once, and a row would wait for more results than it gains by. */
+#define LEAF_NODES 4
+static size_t leaf_bytes(const struct cuda_backend *be, const struct attn *p, int32_t bound, int32_t leaf)
+{
+    const int32_t units = (bound + leaf - 1) / leaf;
+    const size_t all = (size_t)TILE * (size_t)(p->d + 2) * sizeof(float) * (size_t)p->n_kv * (size_t)units;
+    if (p->window || bound > LEAF_NODES * NODE || cuda_attention_tuning.unit == 2) return 0;
+    return all * (size_t)attn_tiles(p->n, p->n_rep) <= be->scratch_rows_bytes ? all : 0;
+}
+
+/* Whole leaves before the anchor's, over long contexts: as attn_tree_shared. */
+static int launch_far(struct cuda_backend *be, const struct kn_attention *ka, const struct attn *p,
+                      const struct attn_plan *far)
+{
+    struct attn all = *p;
+    all.tree = ka->tree, all.causal = false, all.prepare = false;
+    all.tiles = far->tiles, all.stages = far->stages, all.leaves = 0, all.per = 1;
+    cuda_count(be, CUDA_ATTN_FAR);
+    return attn_far_launch(be, &all, far->blocks);
+}
+
 /* As many rows at once as the scratch has room for. */
-static int launch_halves(struct cuda_backend *be, struct tree_rows *r, const struct tree_form *f)
+static int launch_halves(struct cuda_backend *be, const struct kn_attention *ka, struct tree_rows *r,
+                         const struct tree_form *f, const struct attn_plan *far)
 {
     struct attn *p = &r->a;
     const int32_t bound = be->head.kv_bound ? be->head.kv_bound : kv_positions(p->where);
-    p->slots = p->window ? 0 : (bound + NODE - 1) / NODE;
+    const size_t leaves = far ? 0 : leaf_bytes(be, p, bound, f->leaf);
+    const int32_t unit = leaves ? f->leaf : NODE, fit = be->smem_block / f->bytes,
+                  most = 512 / f->threads, /* registers */
+        resident = leaves ? (fit < most ? fit : most) : 2;
+    r->leaves = leaves > 0;
+    /* As attention.cu's launch_few: whole blocks of 256 of a token in each kv head, by one block. */
+    p->prepare = ka->then && !cuda_attention_tuning.plain && p->n <= MM_PREP_ROWS && r->row_tiles == 1 &&
+                 p->n_rep * p->d % 256 == 0 && ka->then->n_in == (int64_t)p->n_head * p->d &&
+                 (!ka->gate || !gate_apart) && mm_preparing(be, ka->then, p->n, &p->then, &p->act);
+    p->gate = ka->gate;
+    p->slots = far ? far->slots : p->window ? 0 : (bound + unit - 1) / unit;
     p->part = (float *)be->scratch_rows;
     const size_t record =
         (size_t)TILE * (size_t)(p->d + 2) * sizeof(float) * (size_t)p->n_kv * (size_t)p->slots;
     const size_t room = record ? be->scratch_rows_bytes / record * TILE / (size_t)p->n_rep : KN_CYCLE_ROWS;
-    const int32_t turn = room < (size_t)p->n ? (int32_t)room : p->n;
+    const int32_t turn = !far && room < (size_t)p->n ? (int32_t)room : p->n;
     int rc = allow_bytes(be, f->shared, f->bytes);
     if (rc == 0) rc = allow_bytes(be, f->paths, f->bytes);
     if (rc) return rc;
@@ -299,10 +405,13 @@ static int launch_halves(struct cuda_backend *be, struct tree_rows *r, const str
                          p->n_head, p->d, kv_positions(p->where), be->scratch_rows_bytes);
     for (r->row0 = 0; r->row0 < p->n && rc == 0; r->row0 += turn) {
         r->rows = p->n - r->row0 < turn ? p->n - r->row0 : turn;
-        p->n_tiles = attn_tiles(r->rows, p->n_rep);
-        const int64_t at_once = (int64_t)p->n_tiles * p->n_kv, fill = 2 * be->sm_count / at_once;
+        p->n_tiles = far ? far->groups * far->tiles : attn_tiles(r->rows, p->n_rep);
+        const int64_t at_once = (int64_t)p->n_tiles * p->n_kv,
+                      fill = (int64_t)(resident > 1 ? resident : 1) * be->sm_count / at_once;
         const int32_t some = fill < 1 ? 1 : fill < p->slots ? (int32_t)fill : p->slots;
-        if (p->slots)
+        if (far)
+            rc = launch_far(be, ka, p, far);
+        else if (p->slots)
             rc = cuda_check(be, "attention",
                             cuda_launch(be, f->shared,
                                         dim3((unsigned)p->n_tiles, (unsigned)p->n_kv, (unsigned)some),
@@ -313,15 +422,11 @@ static int launch_halves(struct cuda_backend *be, struct tree_rows *r, const str
                                         dim3((unsigned)(r->rows * r->row_tiles), (unsigned)p->n_kv),
                                         dim3((unsigned)f->threads), (size_t)f->bytes, *r));
     }
+    if (p->prepare && rc == 0) mm_prepared(be, p->out, p->gate, p->n, &p->then, p->act);
     return rc;
 }
 
 /* ---- any type, any head size ---- */
-
-DEV float tree_weight(float x, float top)
-{
-    return dev_exp(__fsub_rn(x, top == -INFINITY ? 0.0f : top));
-}
 
 struct any_tree {
     struct tree_rows r;
@@ -348,7 +453,7 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_tree_any(const __grid
     for (int s = lo / KN_KV_SPLIT; s <= (hi - 1) / KN_KV_SPLIT; s++) {
         const int p = s * KN_KV_SPLIT + t, from = max(lo - s * KN_KV_SPLIT, 0),
                   to = min(hi - s * KN_KV_SPLIT, KN_KV_SPLIT);
-        float x = -INFINITY, here;
+        float x = -INFINITY;
         __syncthreads();
         if (p >= lo && p < hi) {
             const int64_t slot = slot_of(p);
@@ -358,22 +463,7 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_tree_any(const __grid
                               kv_number<K>::get(p < base ? u.k : u.tail_k, a.n_kv, a.d, slot, kv_head, i), x);
             x = __fmul_rn(x, a.scale);
         }
-        here = x;
-        for (int i = 16; i; i >>= 1) here = fmaxf(here, __shfl_xor_sync(~0u, here, i));
-        if (t % 32 == 0) tree[t / 32] = here;
-        __syncthreads();
-        for (int i = 0; i < KN_KV_SPLIT / 32; i++) here = fmaxf(here, tree[i]);
-        here = fmaxf(here, top);
-        x = tree_weight(x, here);
-        w[t] = x;
-        for (int i = 16; i; i >>= 1) x = __fadd_rn(x, __shfl_xor_sync(~0u, x, i));
-        __syncthreads();
-        if (t % 32 == 0) tree[t / 32] = x;
-        __syncthreads();
-        const float f = tree_weight(top, here);
-        sum = __fmul_rn(sum, f);
-        for (int i = 0; i < KN_KV_SPLIT / 32; i++) sum = __fadd_rn(sum, tree[i]);
-        top = here;
+        const float f = any_weigh(x, top, sum, w, tree);
         for (int i = 0; i < 2; i++) {
             const int d = t + i * KN_KV_SPLIT;
             if (d >= a.d) break;
@@ -387,6 +477,7 @@ static __global__ void __launch_bounds__(KN_KV_SPLIT) attn_tree_any(const __grid
             }
         }
     }
+    if (a.sinks) any_sink(top, sum, acc, __ldg(a.sinks + head));
     __syncthreads();
     for (int i = 0; i < 2; i++)
         if (t + i * KN_KV_SPLIT < a.d) q[t + i * KN_KV_SPLIT] = sum == 0.0f ? 0.0f : __fdiv_rn(acc[i], sum);
@@ -406,13 +497,20 @@ static int launch_any_tree(struct cuda_backend *be, const struct kn_attention *a
         cuda_launch(be, f, dim3((unsigned)r.a.n_head, (unsigned)r.a.n), dim3(KN_KV_SPLIT), 0, u));
 }
 
-int attn_tree(struct cuda_backend *be, const struct kn_attention *a, const struct attn *p)
+int attn_tree_check(struct cuda_backend *be, const struct kn_attention *a)
 {
     const struct kn_kv *tail = a->tail;
     if (!a->causal || a->first || !tail || a->n > KN_CYCLE_ROWS || tail->head_dim != a->kv->head_dim ||
         tail->n_head_kv != a->kv->n_head_kv || tail->type.k != a->kv->type.k || tail->type.v != a->kv->type.v)
         return cuda_fail(be, KN_EINVAL,
                          "attention: %d rows of a tree, not causal or without a tail like the cache", a->n);
+    return 0;
+}
+
+int attn_tree(struct cuda_backend *be, const struct kn_attention *a, const struct attn *p,
+              const struct attn_plan *far)
+{
+    const struct kn_kv *tail = a->tail;
     struct tree_rows r = {};
     r.a = *p;
     r.tree = a->tree, r.tail_k = tail->k, r.tail_v = tail->v;
@@ -430,5 +528,5 @@ int attn_tree(struct cuda_backend *be, const struct kn_attention *a, const struc
     const bool size = p->d == 64 || p->d == 128 || p->d == 256 || p->d == 512;
     /* As a chain's rows: what attn_step has no form for is attn_any's. */
     if (!kv_halves(p->type) || !size) return launch_any_tree(be, a, r);
-    return launch_halves(be, &r, &f);
+    return launch_halves(be, a, &r, &f, far);
 }

@@ -2,13 +2,12 @@
  * before wrote, and attention between them; all layers of a dense model.
  *
  * Concepts. A *step* is a product (norm_linear, linear, norm_gated) of one row with weights of Q2_K to Q6_K
- * and IQ4_XS, of blocks of 32 (Q8_0, Q4_0, Q5_0, Q4_1, Q5_1, IQ4_NL, MXFP4), of F16, of BF16 or of F32, or
- * attend or delta of one row.
- * A product of matrices of several of these kinds is a step a kind; these read the same row, and their
- * outputs stand where those of one step would. A *chain* is a run of steps. The operations collect steps
- * (chain_add, chain_attend); whatever else is launched, copied or waited for first launches what was
- * collected (chain_flush), so that the stream's order is kept. A chain too short to pay, or without room,
- * goes out as the launches it stands for.
+ * and IQ4_XS, of types with grids (IQ1 to IQ3), of blocks of 32 (Q8_0, Q4_0, Q5_0, Q4_1, Q5_1, IQ4_NL,
+ * MXFP4), of F16, of BF16 or of F32, or attend or delta of one row. A product of matrices of several of these
+ * kinds is a step a kind; these read the same row, and their outputs stand where those of one step would. A
+ * *chain* is a run of steps. The operations collect steps (chain_add, chain_attend); whatever else is
+ * launched, copied or waited for first launches what was collected (chain_flush), so that the stream's order
+ * is kept. A chain too short to pay, or without room, goes out as the launches it stands for.
  *
  * A launch is one block a multiprocessor, all of them resident. In a block one warp asks for weights, through
  * all steps and without waiting for any activations, as far as a ring in shared memory has room
@@ -32,7 +31,7 @@
  * results of attention, so on whatever was read for them.
  *
  * A gated delta net is a step between its projections and the product of its outputs (chain/delta.cuh), with
- * weights of K types, in forms of chain/kernel_k.cu's kernel of their own. Gated attention between delta nets
+ * weights of K types, in forms of chain/kernel.cuh's kernel of their own. Gated attention between delta nets
  * ends a chain: it is a launch, and the next chain begins with the product of its results, which gates them.
  *
  * Over a short context keys and values have a place of their own beside the ring, asked for during the step

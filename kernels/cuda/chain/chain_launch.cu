@@ -207,8 +207,8 @@ static cudaError_t put_steps(const struct cuda_backend *be, struct chain_state *
 
 static bool map_rings(struct chain_state *c, const struct chain_step *s)
 {
-    return kv_map(&c->map[s->map], s->k, c->type, s->n_kv, s->where, 16 * s->far) &&
-           kv_map(&c->map[s->map + 1], s->v, c->type, s->n_kv, s->where, 16 * s->far);
+    return kv_map(&c->map[s->map], s->k, c->type, s->n_kv, CHAIN_HEAD, s->where, 16 * s->far) &&
+           kv_map(&c->map[s->map + 1], s->v, c->type, s->n_kv, CHAIN_HEAD, s->where, 16 * s->far);
 }
 
 static int launch_steps(struct cuda_backend *be, int32_t count)
@@ -236,10 +236,10 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
     int rc = cuda_check(be, "layers of one row", put_steps(be, c, count, &a));
     if (rc) return rc;
     const bool bf16 = c->attends && kv_bf16(c->type);
-    const enum chain_form form = chain_form_of(c, count, &a);
+    const enum chain_form form = chain_form_of(c, count, &a, blocks);
     rc = cuda_check(be, "layers of one row", chain_k_launch(be, &a, bf16, form, blocks, smem));
     if (rc) return rc;
-    static_assert(CUDA_CHAIN_FEW + CHAIN_LOW_CODES == CUDA_CHAIN_LOW_CODES, "forms.h has chain_form's order");
+    static_assert(CUDA_CHAIN_FEW + CHAIN_LOW_PAIRS == CUDA_CHAIN_LOW_PAIRS, "forms.h has chain_form's order");
     cuda_count(be, (enum cuda_form)(CUDA_CHAIN_FEW + form));
     chain_launched++;
     chain_heads += c->op[count - 1].part;

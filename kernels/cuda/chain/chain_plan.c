@@ -4,6 +4,8 @@
 
 #include "../attention/attention_plan.h"
 
+#include <string.h>
+
 struct chain_tuning chain_tuning = {.context = 262144,
                                     .tile = 8704,
                                     .items = 65536,
@@ -19,12 +21,14 @@ struct chain_tuning chain_tuning = {.context = 262144,
                                     .head_ahead = 64512,
                                     .rows_ahead = 73728,
                                     .split_normed = 64,
-                                    .spread = 4};
+                                    .pairs = 3};
 
 #define CHAIN_BRING (64 << 10) /* bytes behind the ring that come to the L2 cache while it is full */
 /* Steps, at most: the plan of a later one waits for sums of a step before (chain_fetch). */
 #define CHAIN_REPLAY_MOST 4
-#define CHAIN_SPREAD 256 /* blocks of a launch that spread knows, at most */
+#define CHAIN_GRID_COPIES (16u << 10) /* bytes of a type's points that stand several times, at most */
+#define CHAIN_SPREAD 256              /* blocks of a launch that spread knows, at most */
+#define SPREAD_EACH 4 /* slices of alpha and beta a block, where those that have less take all of them */
 
 static uint32_t tile_bytes(const struct chain_step *s)
 {
@@ -180,11 +184,65 @@ static bool writes_early(const struct chain_step *s, int blocks)
     return s->kind == CHAIN_K && s->gated && s->pairs > 2 * blocks;
 }
 
+static bool has_grids(const struct chain_state *c, int32_t count)
+{
+    bool grids = false;
+    for (int32_t i = 0; i < count; i++) grids |= chain_is_grid(&c->step[i]);
+    return grids;
+}
 static bool has_items(const struct chain_state *c, int32_t count)
 {
-    bool other = chain_tuning.mixed;
+    bool other = false;
     for (int32_t i = 0; i < count; i++) other |= chain_is_other(&c->step[i]);
     return other;
+}
+/* Is all of it of K types, of any of them? */
+static bool all_k(const struct chain_state *c, int32_t count)
+{
+    bool k = true;
+    for (int32_t i = 0; i < count; i++) k &= !c->step[i].n_m || c->step[i].kind == CHAIN_K;
+    return k;
+}
+/* Over short contexts, has it the form with early outputs, where some types are others? Those of which K
+ * types are all or most, and those with grids. */
+static bool has_pairs(const struct chain_state *c, int32_t count, int blocks)
+{
+    bool early = has_grids(c, count) || (all_k(c, count) && chain_tuning.pairs & 1);
+    if (c->nets || c->gemma || (c->attends && c->far) || !has_items(c, count)) return false;
+    for (int32_t i = 0; i < count && chain_tuning.pairs & 2; i++) early |= writes_early(&c->step[i], blocks);
+    return early;
+}
+/* Points of the chain's grids: bytes of those that do not stand in lines, from `at` on, counted as *g has it.
+ * Blocks of lines are of as many bytes as the line has for all of them. */
+static uint32_t grid_points_of(const struct chain_state *c, int32_t count, struct chain_grids *g, uint32_t at)
+{
+    static const uint32_t type[CHAIN_GRID_TYPES] = {KN_IQ3_S,  KN_IQ2_XXS, KN_IQ3_XXS,
+                                                    KN_IQ2_XS, KN_IQ2_S,   KN_IQ1_S},
+                          copy[CHAIN_GRID_TYPES] = {2, 1, 1, 4096, 8192, 16384}; /* blocks; bytes */
+    bool has[CHAIN_GRID_TYPES] = {false};
+    uint32_t blocks = 0, log = 7, first = 0, bytes = 0;
+    memset(g, 0, sizeof *g);
+    for (int32_t i = 0; i < count; i++)
+        for (int32_t j = 0; j < c->step[i].n_m; j++)
+            if (grid_has(c->step[i].m[j].type)) has[chain_grid_table(c->step[i].m[j].type)] = true;
+    for (int k = 0; k < CHAIN_GRID_TYPES; k++)
+        if (chain_grid_lines(type[k]) && has[chain_grid_table(type[k])]) blocks += copy[k];
+    while (blocks << log > CHAIN_GRID_LINE) log--;
+    for (int k = 0; k < CHAIN_GRID_TYPES; k++) {
+        uint32_t *const slot = &g->slot[chain_grid_table(type[k])];
+        if (!has[chain_grid_table(type[k])]) continue;
+        if (chain_grid_lines(
+                type[k])) { /* those with most blocks first: each begins at a multiple of its own bytes */
+            *slot = first * CHAIN_GRID_SLOT + log + 1;
+            first += copy[k] << log;
+            continue;
+        }
+        uint32_t copies = 0;
+        while (copy[k] << (copies + 1) <= CHAIN_GRID_COPIES) copies++;
+        *slot = (at + bytes) * CHAIN_GRID_SLOT + copies + 1;
+        bytes += copy[k] << copies;
+    }
+    return bytes;
 }
 
 /* What the steps of a chain want of a block. */
@@ -192,6 +250,7 @@ struct wants {
     int32_t pairs, n_rep, n_kv, head; /* the most pairs of a step whose result is passed on; of attention */
     uint32_t row, terms;              /* bytes of a rounded row, of the terms of sums */
     bool items, early;                /* some product is not of K types; some step writes early */
+    bool writer;                      /* has_pairs */
 };
 
 static struct wants wants_of(const struct chain_state *c, int32_t count)
@@ -238,7 +297,7 @@ static bool share_out(struct chain_state *c, int32_t count, int blocks, struct w
         }
         if (s->spread) { /* to blocks that have a pair fewer of the product of K types before */
             const int32_t free = s[-1].rest ? blocks - s[-1].rest : 0;
-            s->wide = chain_tuning.spread * free < s->pairs ? blocks : free;
+            s->wide = SPREAD_EACH * free < s->pairs ? blocks : free;
             if (s->wide > s->pairs) s->wide = s->pairs;
         }
         s->rounds = s->pairs / blocks;
@@ -288,7 +347,8 @@ static uint32_t attention_room(const struct chain_state *c, const struct wants *
     const size_t bytes = far    ? c->coded ? CHAIN_CODES_BYTES(w->n_rep) : CHAIN_FAR_BYTES(w->n_rep)
                             : wide ? CHAIN_WIDE_BYTES(w->head)
                                 : CHAIN_ATTEND_BYTES;
-    const bool late = !far && !wide && !w->items && (w->early || split); /* chain/kernel_k.cu's near_keys */
+    const bool late =
+        !far && !wide && (w->writer || (!w->items && (w->early || split))); /* ring.cuh's near_keys */
     const uint32_t least = ((uint32_t)(late ? CHAIN_LATE_BYTES(w->n_rep) : bytes) + 127) / 128 * 128;
     if (*rest < least) *rest = least;
     return !far && !wide && !w->items && !late ? ((uint32_t)CHAIN_KEYS_BYTES + 127) / 128 * 128 : 0;
@@ -304,6 +364,7 @@ size_t chain_lay_out(const struct cuda_device *dev, struct chain_state *c, int32
     if (c->gemma && c->attends && c->far) return 0;
     const bool k = (c->nets || !w.items) && !(c->attends && c->far);
     *blocks = w.pairs < dev->sm_count ? w.pairs : dev->sm_count;
+    w.writer = has_pairs(c, count, *blocks);
     a->split = splits(dev, c, count, *blocks, k && chain_tuning.split > 0);
     if (c->attends && c->coded && 2 * *blocks < w.n_kv) return 0;
     if (!*blocks || !posts_in_turn(c, count, *blocks) || !share_out(c, count, *blocks, &w)) return 0;
@@ -356,6 +417,7 @@ static void items_ahead(struct chain_step *s, bool attended)
         s->before = s->ahead = all * (s->gated ? 10 : s->norm ? 6 : attended ? 5 : 9) / tile;
     if (attended) s->before = all * 3 / tile;
     if (s->before < 1) s->before = 1;
+    s->bring = 0; /* items_beside::early has its own */
 }
 
 /* Of 256 columns that a warp keeps of a row that is normed, at most. */
@@ -404,16 +466,17 @@ static void tile_codes(struct chain_step *s, uint32_t ring)
     s->far = s->far > 4 ? 4 : s->far < 2 ? 2 : s->far;
     s->tile = (uint32_t)(s->far * leaf);
 }
-/* The tiles of all steps: the least bytes that one may have, 0: it does not go. */
+/* The tiles of all steps: the least bytes that one may have, 0: it does not go. holds: the ring has a place
+ * for keys and values of a short context (near_items). */
 static uint32_t tile_steps(struct chain_state *c, int32_t count, int blocks, uint32_t ring, bool near,
-                           bool items, bool *early)
+                           bool holds, bool *early)
 {
     const bool far = c->attends && c->far;
     uint32_t least = UINT32_MAX;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
         const bool held = s->n_m == 0 && !far; /* a place in the ring, in near_items alone */
-        if (held && (!items || c->nets)) continue;
+        if (held && (!holds || c->nets)) continue;
         if (held) {
             s->tile = (uint32_t)CHAIN_KEYS_BYTES;
         } else if (s->n_m == 0 && c->coded) {
@@ -436,13 +499,13 @@ static uint32_t tile_steps(struct chain_state *c, int32_t count, int blocks, uin
 
 /* How far each step's tiles are asked for ahead; false: a ring of these has too few. most: tiles at once;
  * pace: with narrow_ahead. */
-static bool ahead_of_steps(struct chain_state *c, int32_t count, uint32_t ring, int32_t most, bool items,
+static bool ahead_of_steps(struct chain_state *c, int32_t count, uint32_t ring, int32_t most, bool holds,
                            bool pace)
 {
     const bool far = c->attends && c->far;
     for (int32_t i = 0; i < count; i++) {
         struct chain_step *s = &c->step[i];
-        if (s->n_m == 0 && !far && (!items || c->nets)) continue;
+        if (s->n_m == 0 && !far && (!holds || c->nets)) continue;
         s->cap_tiles = (int32_t)(ring / s->tile);
         if (s->n_m == 0 && !far) {
             if (s->cap_tiles < 2) return false;
@@ -471,28 +534,30 @@ size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, 
     const bool far = c->attends && c->far;
     const uint32_t row = a->terms - a->act, rest = a->keys - a->act, keys = (uint32_t)smem - a->keys,
                    net = c->nets ? ((uint32_t)CHAIN_DELTA_BYTES + 127) / 128 * 128 : posts_bytes(c, count),
-                   before = CHAIN_K_RING + (far ? 1024 : 0), all = before + rest + keys + net + 512;
-    const bool items = has_items(c, count);
+                   before = CHAIN_K_RING + (has_grids(c, count) ? CHAIN_GRID_PAGE : 0) + (far ? 1024 : 0),
+                   all = before + rest + keys + net + grid_points_of(c, count, &a->grids, 0) + 512;
+    const bool items = has_items(c, count), pairs = has_pairs(c, count, blocks), held = items && !pairs;
     bool early = false;
     if (all >= (uint32_t)dev->smem_block) return 0;
-    const bool near = c->attends && !far && !c->gemma && !items && !keys; /* near_keys */
+    const bool near = c->attends && !far && !c->gemma && !held && !keys; /* near_keys */
     a->ring = ((uint32_t)dev->smem_block - all) / 1024 * 1024;
     a->act = before + a->ring;
     a->terms = a->act + row;
     a->keys = a->act + rest;
-    const uint32_t least = tile_steps(c, count, blocks, a->ring, near, items, &early);
+    const uint32_t least = tile_steps(c, count, blocks, a->ring, near, held, &early);
     if (!least) return 0;
     /* A tile's barrier is another's that is CHAIN_TILES later: both are never in the ring. */
     if (a->ring / least > CHAIN_TILES - 4) a->ring = (CHAIN_TILES - 4) * least / 1024 * 1024;
-    const bool pace = early && !c->nets && !c->gemma && !c->wide && !far && !items;
-    if (!ahead_of_steps(c, count, a->ring, CHAIN_TILES - 4 - (int32_t)(a->ring / least), items, pace))
+    const bool pace = early && !c->nets && !c->gemma && !c->wide && !far && !held;
+    if (!ahead_of_steps(c, count, a->ring, CHAIN_TILES - 4 - (int32_t)(a->ring / least), held, pace))
         return 0;
-    if (a->split || c->nets || items) spread(c, count, blocks);
+    if (a->split || c->nets || (items && !(pairs && all_k(c, count)))) spread(c, count, blocks);
     a->net = a->keys + keys;
-    return a->net + net;
+    return a->net + net + grid_points_of(c, count, &a->grids, a->net + net - CHAIN_GRID_AT);
 }
 
-enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const struct chain_args *a)
+enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const struct chain_args *a,
+                              int blocks)
 {
     const bool far = c->attends && c->far, items = has_items(c, count);
     bool early = false, low = false;
@@ -500,6 +565,12 @@ enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const 
         early |= (c->step[i].flags & CHAIN_EARLY) != 0;
         low |= chain_is_low(&c->step[i]);
     }
+    const bool grids = has_grids(c, count), k = all_k(c, count);
+    if (grids && c->nets) return CHAIN_NETS_GRIDS;
+    if (k && (grids || (items && chain_tuning.pairs & 1 && !c->nets)))
+        return far ? c->coded ? CHAIN_GRIDS_CODES : CHAIN_GRIDS_FAR : grids ? CHAIN_GRIDS : CHAIN_KS;
+    if (grids) return !far ? CHAIN_GRIDS_ITEMS : c->coded ? CHAIN_GRIDS_ITEMS_CODES : CHAIN_GRIDS_ITEMS_FAR;
+    if (has_pairs(c, count, blocks)) return low ? CHAIN_LOW_PAIRS : CHAIN_ITEMS_PAIRS;
     if (c->nets && items) return low ? CHAIN_NETS_LOW : CHAIN_NETS_ITEMS;
     if (c->nets) return a->split ? CHAIN_NETS_SHARED : CHAIN_NETS;
     if (c->gemma) return CHAIN_GEMMA;

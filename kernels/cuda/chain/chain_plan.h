@@ -22,7 +22,7 @@ typedef int32_t kv_where; /* attention/kv.cuh */
 #define CHAIN_MATRICES 4      /* of a step */
 #define CHAIN_WIDTH 65536     /* outputs of a step, at most */
 #define CHAIN_NORM_BLOCKS 2   /* of 256 columns that a warp keeps of a row that is normed */
-#define CHAIN_K_NORM_BLOCKS 3 /* the same in chain/kernel_k.cu */
+#define CHAIN_K_NORM_BLOCKS 3 /* the same in chain/kernel.cuh */
 #define CHAIN_POST_WIDTH (256 * CHAIN_K_NORM_BLOCKS * CHAIN_WARPS)
 #define CHAIN_ROW_BLOCKS 2      /* of a row that is not, read at a time */
 #define CHAIN_ROW 308           /* bytes of activations for 256 columns: chain/pair.cuh */
@@ -142,6 +142,31 @@ enum {
     CHAIN_MIXED = 1024,
     CHAIN_SHARE = 2048 /* times chain_plan's share, which is the block's */
 };
+/* Points of grids in shared memory, before the ring (chain/grid_words.cuh), of so many bytes. Of each type,
+ * in the order of chain_grid_table: CHAIN_GRID_SLOT times where it stands, and the binary logarithm of a
+ * block's bytes, or of copies, and 1; 0: no step is of that type. */
+#define CHAIN_GRID_TYPES 6
+#define CHAIN_GRID_LINE 256u
+#define CHAIN_GRID_PAGE (256 * CHAIN_GRID_LINE) /* bytes of all lines, which come first */
+#define CHAIN_GRID_SLOT 16u
+#define CHAIN_GRID_AT CHAIN_K_RING /* where they begin, and what places are counted from */
+struct chain_grids {
+    uint32_t slot[CHAIN_GRID_TYPES];
+};
+/* Does the type stand in lines? */
+GRID_CONST bool chain_grid_lines(uint32_t type)
+{
+    return type == KN_IQ3_XXS || type == KN_IQ3_S || type == KN_IQ2_XXS;
+}
+GRID_CONST int chain_grid_table(uint32_t type)
+{
+    return type == KN_IQ3_XXS   ? 0
+           : type == KN_IQ3_S   ? 1
+           : type == KN_IQ2_XXS ? 2
+           : type == KN_IQ2_XS  ? 3
+           : type == KN_IQ2_S   ? 4
+                                : 5;
+}
 struct chain_args {
     const struct chain_step *step; /* device memory */
     int32_t count, same[2]; /* same: what is behind has its place: moved, long contexts take 2 % more */
@@ -157,6 +182,7 @@ struct chain_args {
     const void *same_3;           /* as same */
     unsigned *state;              /* [4]: the newest tag, launches, places that the newest used */
     struct uint2 *sums;           /* [2][CHAIN_SPLIT_SUMS][32]: of pairs that all blocks share */
+    struct chain_grids grids;
 };
 #define CHAIN_SPLIT_SUMS 512 /* sums of slices of such pairs, and of slices that two blocks share */
 #define CHAIN_BLOCKS 128     /* of 256 columns of a row, at most */
@@ -178,7 +204,10 @@ struct chain_args {
  * blocks share, chain/post.cuh and chain/wide.cuh, which has all attention then; delta nets or gated rows,
  * and no attention then; these and such pairs; steps of types other than K; these and keys through the ring;
  * quantised keys and values (chain/codes.cuh), without such steps and with them; those with such steps where
- * some are of Q2_K, Q3_K, Q4_1, Q5_1 or MXFP4. */
+ * some are of Q2_K, Q3_K, Q4_1, Q5_1 or MXFP4; K types of any kind,
+ * outputs early; these and types with grids (chain/grid.cuh): so; over long contexts; over quantised ones;
+ * the same three with steps of other types; types with grids, others and delta nets; steps of other types
+ * among K types whose outputs come early, without low ones and with them. */
 enum chain_form {
     CHAIN_FEW,
     CHAIN_PAIRS,
@@ -196,6 +225,16 @@ enum chain_form {
     CHAIN_LOW_FAR,
     CHAIN_NETS_LOW,
     CHAIN_LOW_CODES,
+    CHAIN_KS,
+    CHAIN_GRIDS,
+    CHAIN_GRIDS_FAR,
+    CHAIN_GRIDS_CODES,
+    CHAIN_GRIDS_ITEMS,
+    CHAIN_GRIDS_ITEMS_FAR,
+    CHAIN_GRIDS_ITEMS_CODES,
+    CHAIN_NETS_GRIDS,
+    CHAIN_ITEMS_PAIRS,
+    CHAIN_LOW_PAIRS,
     CHAIN_FORMS
 };
 /* chain.cu. What was collected, and what it is if it stays alone. */
@@ -230,8 +269,8 @@ struct chain_tuning {
     int head_ahead;   /* k_ahead of those */
     int rows_ahead;   /* k_ahead where rows of more than 4,096 columns are normed, without delta nets */
     int split_normed; /* `split` of rows that are normed, or gated in the step */
-    int spread;       /* slices of alpha and beta a block, where those that have less take all of them */
-    int mixed;        /* 1: the kernel of mixes also where all is of K types */
+    int pairs; /* forms with early outputs: 1: of K types that are not Q4_K to Q6_K; 2: of other types among K
+                  types */
 };
 extern struct chain_tuning chain_tuning;
 
@@ -271,7 +310,7 @@ struct chain_state {
     bool attends, far, items;    /* items: steps that chain_is_other knows */
     bool coded;                  /* and far: it attends over quantised keys and values */
     bool wide;                   /* rows of more than 4,096 columns are normed */
-    bool nets;                   /* delta nets or gated rows: forms of chain/kernel_k.cu alone have them */
+    bool nets;                   /* delta nets or gated rows: forms of chain/kernel.cuh alone have them */
     bool rounded;                /* the row that it begins with may not be in memory, but rounded */
     bool gemma;                  /* chain/post.cuh, chain/wide.cuh */
     struct chain_add_op waits;   /* behind the newest step, for the product that reads it */
@@ -300,9 +339,10 @@ static inline int32_t widest_unit(const struct chain_step *s)
     return widest;
 }
 /* The step is of types that forms of K types alone lack: others than Q4_K, Q5_K and Q6_K; of those that only
- * forms of their own have: Q2_K, Q3_K, Q4_1, Q5_1, MXFP4. */
+ * forms of their own have: Q2_K, Q3_K, Q4_1, Q5_1, MXFP4; types with grids. */
 bool chain_is_other(const struct chain_step *s);
 bool chain_is_low(const struct chain_step *s);
+bool chain_is_grid(const struct chain_step *s);
 /* The product as a step; false: no chain has such. */
 bool chain_step_of(const struct cuda_device *dev, const struct chain_product *p, struct chain_step *s);
 /* Shared memory of the launch, and its blocks: each must have outputs in a step whose outputs are read, so
@@ -320,7 +360,8 @@ size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, 
 /* Of outputs that later steps write again only the newest are wanted in memory. */
 void chain_newest_outputs(struct chain_state *c, int32_t count);
 /* The kernel of a chain that is laid out. */
-enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const struct chain_args *a);
+enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const struct chain_args *a,
+                              int blocks);
 
 /* Bytes that the kernel wants of shared memory, checked where it is compiled (chain/kernel_k.cu): attention
  * in place of activations and terms; keys and values; all of that in forms with early outputs, n_rep: heads a

@@ -16,7 +16,12 @@ static uint32_t chain_divisor(int32_t d)
 static bool is_k(uint32_t type)
 {
     return type == KN_Q4_K || type == KN_Q5_K || type == KN_Q6_K || type == KN_IQ4_XS || type == KN_Q3_K ||
-           type == KN_Q2_K;
+           type == KN_Q2_K || grid_has(type);
+}
+/* Do its units have float factors of their own? (own_factors of chain/split.cuh) */
+static bool has_factors(uint32_t type)
+{
+    return type == KN_Q6_K || type == KN_IQ4_XS || type == KN_Q3_K || grid_has(type);
 }
 bool chain_is_low(const struct chain_step *s)
 {
@@ -26,9 +31,15 @@ bool chain_is_low(const struct chain_step *s)
                s->m[j].type == KN_Q5_1 || s->m[j].type == KN_MXFP4;
     return low;
 }
+bool chain_is_grid(const struct chain_step *s)
+{
+    bool grid = false;
+    for (int32_t j = 0; j < s->n_m; j++) grid |= grid_has(s->m[j].type);
+    return grid;
+}
 bool chain_is_other(const struct chain_step *s)
 {
-    bool other = s->kind != CHAIN_K || chain_is_low(s);
+    bool other = s->kind != CHAIN_K || chain_is_low(s) || chain_is_grid(s);
     for (int32_t j = 0; j < s->n_m; j++) other |= s->m[j].type == KN_IQ4_XS;
     return other;
 }
@@ -112,7 +123,7 @@ bool chain_step_of(const struct cuda_device *dev, const struct chain_product *p,
             (const uint8_t *)w->packed,           p->out[j], (int32_t)w->n_out, s->pairs, (int32_t)column,
             product_type_of(w->type)->unit_bytes, w->type};
         column += w->n_out;
-        own = own || w->type == KN_Q6_K || w->type == KN_IQ4_XS || w->type == KN_Q3_K;
+        own = own || has_factors(w->type);
     }
     /* Two of Q6_K need more registers than there are; of few tiles all warps shall have one. */
     s->per = own || pairs_a_block(s, dev->sm_count) * s->units < 16 ? 1 : 2;

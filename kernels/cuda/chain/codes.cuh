@@ -576,15 +576,18 @@ struct code_stream {
     }
 };
 
-/* All warps that multiply. at: room in shared memory; in, out: values of the step before and of this one. */
+/* All warps that multiply. at: room in shared memory; in, out: values of the step before and of this one;
+ * before: bytes of points of grids, before the ring. */
 static __device__ __noinline__ void code_attention(const chain_step &s, const chain_plan &plan, uint8_t *at,
-                                                   uint2 *parts, const float *in, float *out, unsigned tag)
+                                                   uint32_t before, uint2 *parts, const float *in, float *out,
+                                                   unsigned tag)
 {
     extern __shared__ __align__(128) uint8_t smem[];
     const int w = warp_of(), half = w / CODE_WARPS, c = threadIdx.x % 4, pos = same_of(plan.kv_head),
               places = same_of(s.far);
     const unsigned number = (unsigned)(plan.total + w);
     chain_room r = chain_room_at(smem);
+    r.ring += before;
     r.ring += (0u - shared_at(r.ring)) & 1023;
     const code_share f = code_share_of(s, pos);
     const code_room m = code_room_at(at, half, s.n_rep);

@@ -151,6 +151,12 @@ template <class ITEMS> struct low_beside : ITEMS {
     static constexpr bool low = true;
 };
 using net_items = items_beside<net_steps>;
+/* Steps of other types among many of K types: attention and early outputs as K types have them. */
+using pair_items = items_beside<near_keys>;
+/* The same with types with grids and with low ones. */
+template <class ITEMS> struct grids_beside : low_beside<ITEMS> {
+    static constexpr bool grids = true;
+};
 
 /* ---- sums ---- */
 

@@ -23,12 +23,13 @@ static encode_fn encoder(void)
     return err == cudaSuccess && got == cudaDriverEntryPointSuccess ? (encode_fn)p : nullptr;
 }
 
-bool kv_map(struct chain_map *map, void *cache, uint32_t type, int32_t n_kv, kv_where where, int32_t rows)
+bool kv_map(struct chain_map *map, void *cache, uint32_t type, int32_t n_kv, int32_t d, kv_where where,
+            int32_t rows)
 {
     static const encode_fn encode = encoder();
-    const cuuint64_t size[3] = {CHAIN_HEAD, (cuuint64_t)n_kv, (cuuint64_t)kv_positions(where)},
-                     stride[2] = {CHAIN_HEAD * 2, (cuuint64_t)n_kv * CHAIN_HEAD * 2};
-    const cuuint32_t box[3] = {CHAIN_HEAD / 2, 1, (cuuint32_t)rows}, one[3] = {1, 1, 1};
+    const cuuint64_t size[3] = {(cuuint64_t)d, (cuuint64_t)n_kv, (cuuint64_t)kv_positions(where)},
+                     stride[2] = {(cuuint64_t)d * 2, (cuuint64_t)n_kv * (cuuint64_t)d * 2};
+    const cuuint32_t box[3] = {64, 1, (cuuint32_t)rows}, one[3] = {1, 1, 1};
     return encode &&
            encode((CUtensorMap *)map,
                   kv_bf16(type) ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3,

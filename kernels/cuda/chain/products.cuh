@@ -4,6 +4,7 @@
 #define DFLASH_CUDA_CHAIN_PRODUCTS_CUH
 
 #include "far_ring.cuh"
+#include "grid.cuh"
 #include "pair.cuh"
 #include "post.cuh"
 #include "split.cuh"
@@ -28,9 +29,8 @@ DEV const float *row_of(const chain_args &a, const chain_room &r, const chain_st
 
 /* Forms that have registers to spare: what is kept in these elsewhere ends in local memory, far away. */
 /* Where steps of other types are a function that is called (chain_items_apart), which leaves registers to K
- * types. Beside attention it was slower while the room was passed by reference, so in local memory: 8B
- * Q8_0 53.8 to 58.1 us a layer; not measured since. */
-template <class KV> constexpr bool items_apart = KV::items &&KV::nets;
+ * types. */
+template <class KV> constexpr bool items_apart = KV::items && (KV::nets || KV::writer || KV::grids);
 template <class KV> constexpr bool has_room = !KV::ring && !KV::wide && (!KV::items || items_apart<KV>);
 
 /* The factor of a norm of the row, as prepare_row adds squares up; over: 1 / width. */
@@ -152,6 +152,42 @@ DEV void chain_term(const uint8_t *ring, const uint4 tile, int sub, int two, int
     *to = y;
     if (TYPE >= 2 && TYPE < 5) to[term / 2 - 8] = factor;
 }
+/* The same of a type with a grid. */
+template <uint32_t TYPE, bool SPLIT>
+DEV void chain_term_grid(const chain_args &a, const uint8_t *ring, const uint4 tile, int sub, int two,
+                         int term, chain_lane &l, float *terms)
+{
+    constexpr int bytes = 4 * grid_layout_of(TYPE).end;
+    const int lane = threadIdx.x % 32, unit = (int)(tile.z & 0xffff) + sub;
+    if (sub >= (int)(tile.w / CHAIN_UNITS & 3)) return;
+    float factor;
+    const float y = chain_grid<TYPE>(ring + tile.x + sub * bytes, two ? 2 * bytes : bytes, l, (uint32_t)unit,
+                                     grid_slot_of(a.grids, TYPE), &factor);
+    if (SPLIT) term = (int)(tile.w / CHAIN_TERM) * 16;
+    float *const to =
+        terms + (int)(tile.z >> 16) + 16 * unit + 8 * (lane % 2) + lane / 4 + (lane & 2 ? term : 0);
+    *to = y;
+    to[term / 2 - 8] = factor;
+}
+/* Of which: what is a tile's type, less CHAIN_GRID. */
+template <bool SPLIT, class... REST>
+DEV void chain_term_grids(unsigned what, const chain_args &a, REST &&...rest)
+{
+    if (what == 0)
+        chain_term_grid<KN_IQ3_XXS, SPLIT>(a, rest...);
+    else if (what == 2)
+        chain_term_grid<KN_IQ2_XXS, SPLIT>(a, rest...);
+    else if (what == 1)
+        chain_term_grid<KN_IQ3_S, SPLIT>(a, rest...);
+    else if (what == 3)
+        chain_term_grid<KN_IQ2_XS, SPLIT>(a, rest...);
+    else if (what == 4)
+        chain_term_grid<KN_IQ2_S, SPLIT>(a, rest...);
+    else if (what == 5)
+        chain_term_grid<KN_IQ1_S, SPLIT>(a, rest...);
+    else
+        chain_term_grid<KN_IQ1_M, SPLIT>(a, rest...);
+}
 /* Terms of the block's tiles, a unit a warp in turn: first those of pairs that all blocks share, which are
  * added meanwhile (chain/split.cuh). rounds: the warp first rounds the columns of each unit, which it has
  * asked for during the one before; the block's own pair then begins with the columns of its pieces, so that
@@ -209,12 +245,14 @@ DEV void chain_multiply(const chain_args &a, const chain_step &s, const chain_pl
             const unsigned slot = (unsigned)number % CHAIN_TILES;
             bar_wait(r.full + slot, (unsigned)number / CHAIN_TILES & 1);
             const uint4 tile = r.tile[slot];
-            const unsigned what = tile.w & (KV::low ? 7 : 3);
-            if (what == 0)
+            const unsigned what = tile.w & (KV::grids ? 15 : KV::low ? 7 : 3);
+            if (KV::grids && what >= CHAIN_GRID)
+                chain_term_grids<SPLIT>(what - CHAIN_GRID, a, r.ring, tile, sub, two, term, l, terms);
+            else if (what == 0)
                 chain_term<0, SPLIT>(r.ring, tile, sub, two, term, l, terms);
             else if (what == 2)
                 chain_term<2, SPLIT>(r.ring, tile, sub, two, term, l, terms);
-            else if (KV::items && what == 3)
+            else if ((KV::items || KV::low) && what == 3)
                 chain_term<3, SPLIT>(r.ring, tile, sub, two, term, l, terms);
             else if (KV::low && what == 4)
                 chain_term<4, SPLIT>(r.ring, tile, sub, two, term, l, terms);

@@ -154,8 +154,9 @@ DEV void chain_keys_near(const chain_step &s, const chain_plan &g, int pos)
 
 /* What whoever multiplies knows of a tile: x: where it stands in the ring; y: the same, counted; z: its first
  * unit, and 65536 times where the terms of its panels begin; w: its type (0 Q4_K, 1 Q5_K, 2 Q6_K, 3 IQ4_XS,
- * 4 Q3_K, 5 Q2_K), 8 times the bytes of a unit, CHAIN_UNITS times its units, CHAIN_TERM times what is between
- * its panels' terms, by sixteens. */
+ * 4 Q3_K, 5 Q2_K; CHAIN_GRID and behind: types with grids), CHAIN_UNITS times its units, CHAIN_TERM times
+ * what is between its panels' terms, by sixteens. */
+#define CHAIN_GRID 8
 DEV unsigned code_of(uint32_t type)
 {
     return type == KN_Q4_K     ? 0
@@ -164,6 +165,10 @@ DEV unsigned code_of(uint32_t type)
            : type == KN_Q3_K   ? 4
            : type == KN_Q2_K   ? 5
                                : 1;
+}
+DEV unsigned code_of_grid(uint32_t type)
+{
+    return CHAIN_GRID + (type == KN_IQ1_M ? 6u : (unsigned)chain_grid_table(type));
 }
 
 /* What a tile is copied from: of the first panel, and of the second. */
@@ -175,7 +180,7 @@ struct chain_source {
     int unit;
 };
 /* Units [unit, end) of a pair, at most a tile. */
-DEV chain_source source_of(const chain_step &s, bool plain, int pair, int unit, int end)
+template <bool GRIDS> DEV chain_source source_of(const chain_step &s, bool plain, int pair, int unit, int end)
 {
     const int units = s.units, n = max(min(s.per, end - unit), 0);
     int panel = s.gated ? pair : 2 * pair;
@@ -186,20 +191,21 @@ DEV chain_source source_of(const chain_step &s, bool plain, int pair, int unit, 
     c.unit = unit;
     c.bytes = (uint32_t)(n * x.unit_bytes);
     c.apart = (uint32_t)(s.per * x.unit_bytes);
-    c.kind = code_of(x.type) | (uint32_t)x.unit_bytes << 3 | (uint32_t)n * CHAIN_UNITS;
+    c.kind = (GRIDS && grid_has(x.type) ? code_of_grid(x.type) : code_of(x.type)) | (uint32_t)n * CHAIN_UNITS;
     const size_t at = (size_t)(panel * units + c.unit) * (size_t)x.unit_bytes;
     c.p = x.w + at;
     c.q = s.gated ? s.m[1].w + at : two ? c.p + (size_t)(units * x.unit_bytes) : nullptr;
     return c;
 }
 /* Tile k of the block's pieces. */
+template <bool GRIDS>
 DEV chain_source split_source(const chain_step &s, bool plain, const split_part &g, int k)
 {
     int piece = g.piece, pair = g.pair;
     while (k >= s.piece_cuts) k -= s.piece_cuts, piece++;
     while (piece >= s.pieces) piece -= s.pieces, pair++;
-    return source_of(s, plain, s.rounds * (int)gridDim.x + pair, piece * s.piece + k * s.per,
-                     min((piece + 1) * s.piece, s.units));
+    return source_of<GRIDS>(s, plain, s.rounds * (int)gridDim.x + pair, piece * s.piece + k * s.per,
+                            min((piece + 1) * s.piece, s.units));
 }
 
 DEV chain_room chain_room_at(uint8_t *smem)
@@ -219,10 +225,17 @@ DEV chain_room chain_room_at(uint8_t *smem)
  * codes: code_keys of chain/codes.cuh. items: some steps have weights of types other than K, as
  * chain/items.cuh knows them. held: keys and values of a short context have a place in the ring, a tile of
  * which nothing is copied: who attends fills it. writer: a warp of its own writes outputs of early pairs
- * (early_of). low: some are of Q2_K, Q3_K, Q4_1, Q5_1 or MXFP4. */
+ * (early_of). low: some are of Q2_K, Q3_K, Q4_1, Q5_1 or MXFP4. grids: some are of types with grids. */
 struct near_keys {
     static constexpr bool ring = false, codes = false, nets = false, wide = false, post = false,
-                          items = false, held = false, low = false, writer = true;
+                          items = false, held = false, low = false, grids = false, writer = true;
+};
+/* Those, with K types of any kind, and with types with grids. */
+template <class KEYS> struct all_k : KEYS {
+    static constexpr bool low = true;
+};
+template <class KEYS> struct all_grids : all_k<KEYS> {
+    static constexpr bool grids = true;
 };
 struct few_keys : near_keys { /* no outputs come early */
     static constexpr bool writer = false;
@@ -301,12 +314,12 @@ template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const ch
                 while (!kv && !item && !empty && cut >= cuts) cut -= cuts, here++;
                 int terms = here * 2 * term, apart = term; /* terms: where those of unit 0 would be */
                 if (SPLIT && mine_too && cut < 0) {
-                    c = split_source(s, plain, mine, cut + shared);
+                    c = split_source<KV::grids>(s, plain, mine, cut + shared);
                     terms = s.rounds * 2 * term + 16 * (s.per * (cut + shared) - c.unit);
                     apart = s.split_term;
                 } else if (mine_too && !kv && !item && !empty) {
                     const int by = SPLIT ? cut + turn_by - (cut + turn_by >= cuts ? cuts : 0) : cut;
-                    c = source_of(s, plain, pair_at(s, here), by * s.per, s.units);
+                    c = source_of<KV::grids>(s, plain, pair_at(s, here), by * s.per, s.units);
                 }
                 if (SPLIT) c.kind |= (uint32_t)apart / 16 * CHAIN_TERM;
                 if constexpr (KV::items)

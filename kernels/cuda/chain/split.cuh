@@ -27,7 +27,7 @@ struct chain_output {
 /* Do the terms of the type have factors of their own? */
 DEV bool own_factors(uint32_t type)
 {
-    return type == KN_Q6_K || type == KN_IQ4_XS || type == KN_Q3_K;
+    return type == KN_Q6_K || type == KN_IQ4_XS || type == KN_Q3_K || grid_has(type);
 }
 DEV chain_output output_here(const chain_step &s, int pairs, int item, int share)
 {

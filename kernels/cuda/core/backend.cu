@@ -288,6 +288,7 @@ static const struct kn_ops *table(bool direct, bool chains)
     t.cell = cuda_cell;
     t.spread = cuda_spread;
     t.conv = cuda_conv;
+    t.sinks = true;
     t.top = cuda_top;
     t.edges = cuda_edges;
     t.walk = cuda_walk;

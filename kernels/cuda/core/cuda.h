@@ -41,6 +41,8 @@ struct cuda_attention_tuning {
                     do */
     int prefill; /* 1: more than 64 rows without products of four warps */
     int alone;   /* 17 to 64 rows, a block a tile (attn_alone): 1: never; 2: any rows, wherever it can be */
+    int far; /* 2 to 64 rows over long contexts by products of four warps (attn_far): 1: never; 2: wherever it
+                can be, with nodes or leaves as unit says */
     int made; /* rows that a launch before makes (attn_made, attn_columns): 1: never; 2: wherever it can be */
 };
 extern struct cuda_attention_tuning cuda_attention_tuning;
@@ -62,7 +64,6 @@ struct many_tuning {
     bool beside;        /* gate on a stream of its own */
     bool together;      /* small weights as one */
     int tile_rows;      /* rows of a pass up to which tiles take it (compute capability 9.0); 0: never */
-    int tile_rows_32;   /* the same where weights are in blocks of 32 */
     int wide_rows;      /* rows up to which K types go through the kernels of 17 to 64 rows, 64 at a time */
     int tile;           /* only this one, 0 .. many_tile_kinds - 1; -1: as chosen */
 };

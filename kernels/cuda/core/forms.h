@@ -18,6 +18,7 @@
     F(ATTN_ANY, "attention any")                                                                             \
     F(ATTN_STEP, "attention step")                                                                           \
     F(ATTN_STREAM, "attention stream")                                                                       \
+    F(ATTN_FAR, "attention far")                                                                             \
     F(ATTN_CLUSTERS, "attention clusters")                                                                   \
     F(ATTN_PLACES, "attention places")                                                                       \
     F(ATTN_COLUMNS, "attention columns")                                                                     \
@@ -25,8 +26,10 @@
     F(ATTN_PREFILL, "attention prefill")                                                                     \
     F(ATTN_GROUP, "attention group")                                                                         \
     F(ATTN_CODES, "attention codes")                                                                         \
+    F(ATTN_FAR_CODES, "attention far codes")                                                                 \
     F(ATTN_MERGE, "attention merge")                                                                         \
     F(ATTN_TREE, "attention tree")                                                                           \
+    F(ATTN_PATHS, "attention paths")                                                                         \
     F(CHAIN_FEW, "chain few")                                                                                \
     F(CHAIN_PAIRS, "chain pairs")                                                                            \
     F(CHAIN_SHARED, "chain shared")                                                                          \
@@ -43,6 +46,16 @@
     F(CHAIN_LOW_FAR, "chain low far")                                                                        \
     F(CHAIN_NETS_LOW, "chain nets low")                                                                      \
     F(CHAIN_LOW_CODES, "chain low codes")                                                                    \
+    F(CHAIN_KS, "chain all K")                                                                               \
+    F(CHAIN_GRIDS, "chain grids")                                                                            \
+    F(CHAIN_GRIDS_FAR, "chain grids far")                                                                    \
+    F(CHAIN_GRIDS_CODES, "chain grids codes")                                                                \
+    F(CHAIN_GRIDS_ITEMS, "chain grids items")                                                                \
+    F(CHAIN_GRIDS_ITEMS_FAR, "chain grids items far")                                                        \
+    F(CHAIN_GRIDS_ITEMS_CODES, "chain grids items codes")                                                    \
+    F(CHAIN_NETS_GRIDS, "chain nets grids")                                                                  \
+    F(CHAIN_ITEMS_PAIRS, "chain items pairs")                                                                \
+    F(CHAIN_LOW_PAIRS, "chain low pairs")                                                                    \
     F(CHAIN_ALONE, "chain alone") /* collected, and launched one by one after all */                         \
     F(EXPERTS_PLAIN, "experts plain")                                                                        \
     F(EXPERTS_HELD, "experts held")                                                                          \

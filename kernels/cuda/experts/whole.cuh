@@ -285,7 +285,8 @@ DEV void whole_choose(const whole_args &a, struct whole_memory *m, uint8_t *smem
     route_weigh<per>(a.route, c, x, a.router[1] ? &shared : nullptr, m->ids, m->weights);
     __syncwarp();
     warps_arrive(0, WARPS + 1); /* the weights are there */
-    /* While much is on its way, words are slow, and down's weights, which others still wait for. */
+    /* While much is on its way, words are slow, and down's weights, which others still wait for: so one panel
+     * behind at a time. */
 #pragma unroll 1
     for (int e = 0; e < a.slots && outs > 0 && has_behind<P>(a) && a.behind.early; e++)
         bar_wait(m->slot + e, 0);
@@ -293,7 +294,7 @@ DEV void whole_choose(const whole_args &a, struct whole_memory *m, uint8_t *smem
     for (int i = 0;
          has_behind<P>(a) && i < a.behind.early && (int)blockIdx.x + i * (int)gridDim.x < a.behind.panels;
          i++) {
-        if (i >= BEHIND_WINDOW) bar_wait(m->behind + i - BEHIND_WINDOW, 0);
+        if (i) bar_wait(m->behind + i - 1, 0);
         behind_ask(a, m, smem, i, i + 1);
     }
     if (blockIdx.x == 0) whole_leave(a, m, x, shared, lane, n);

@@ -17,12 +17,9 @@
 #define SLOTS_MOST 16 /* experts of a row */
 #define CHOICE 256    /* experts at most */
 #define ROW_UNITS (WARPS / 2)
-#define BEFORE_UNITS 32 /* of 256 columns of the row of the product before, at most */
-#define BEFORE_LATE 24  /* blocks without a panel of the product before, at least */
-#define BEHIND_MOST 8   /* panels of a block, of the products behind */
-#ifndef BEHIND_WINDOW
-#define BEHIND_WINDOW 2 /* of them on their way, while words are waited for */
-#endif
+#define BEFORE_UNITS 32                 /* of 256 columns of the row of the product before, at most */
+#define BEFORE_LATE 24                  /* blocks without a panel of the product before, at least */
+#define BEHIND_MOST 8                   /* panels of a block, of the products behind */
 #define WHOLE_X (16 * EXPERTS_WHOLE_FF) /* in a set of words: h; x before, x after the mixture */
 #define WHOLE_Y (WHOLE_X + WHOLE_ROW)
 #define WHOLE_TICKET 2 /* behind the tag and the set: counts a launch's blocks as they start */

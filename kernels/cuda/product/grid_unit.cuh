@@ -42,18 +42,19 @@ constexpr grid_table grid_make()
     grid_fill(t.iq3_s, set_iq3_s, 128, 8, 4);
     return t;
 }
+/* Templates, so that a file of kernels that reads no grid has no copy of 17 KB. */
 #ifdef __CUDACC__
-static __device__ const grid_table grid_on_device = grid_make();
+template <class TABLE> static __device__ const TABLE grid_on_device = grid_make();
 #endif
 #ifndef __CUDA_ARCH__
 static constexpr grid_table grid_on_host = grid_make();
 #endif
 
 /* All of it, in the device's memory or the host's. */
-MM_HD const uint16_t *grid_all()
+template <class TABLE = grid_table> MM_HD const uint16_t *grid_all()
 {
 #ifdef __CUDA_ARCH__
-    return (const uint16_t *)&grid_on_device;
+    return (const uint16_t *)&grid_on_device<TABLE>;
 #else
     return (const uint16_t *)&grid_on_host;
 #endif

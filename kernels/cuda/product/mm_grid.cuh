@@ -6,7 +6,7 @@
 #include "grid_unit.cuh"
 
 /* The launch's points to shared memory at `to`: all threads call, and meet before one reads. */
-DEV void grid_load(uint8_t *to, const struct mm_points &p)
+template <class POINTS> DEV void grid_load(uint8_t *to, const POINTS &p)
 {
     const uint4 *const from = (const uint4 *)grid_all() + p.first;
     for (int i = (int)threadIdx.x; i < p.count; i += (int)blockDim.x) ((uint4 *)to)[i] = __ldg(from + i);

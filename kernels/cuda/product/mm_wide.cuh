@@ -352,7 +352,7 @@ template <int NT, int G, bool GRID> DEV void wide_product(const mm_args &a)
             bar_open(wide_full(smem, i), 1), bar_open(wide_empty(smem, i), 4 * G);
         bar_fence();
     }
-    if (GRID) grid_load(smem + a.at.grid, a.points);
+    if constexpr (GRID) grid_load(smem + a.at.grid, a.points);
     __syncthreads();
     if (warp >= 4 * G) {
         asm_90("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(G == 2 ? 40 : 32));

@@ -18,7 +18,6 @@
 #define PANEL_BYTES ((size_t)64 << 20)
 #define SMALL_ROWS 2048 /* weights of up to so many rows are put together */
 #define TILE_ROWS 768
-#define TILE_ROWS_32 384
 #define WIDE_ROWS_MOST 128
 
 struct many_tuning many_tuning = {.panel_bytes = PANEL_BYTES,
@@ -28,7 +27,6 @@ struct many_tuning many_tuning = {.panel_bytes = PANEL_BYTES,
                                   .beside = true,
                                   .together = true,
                                   .tile_rows = TILE_ROWS,
-                                  .tile_rows_32 = TILE_ROWS_32,
                                   .wide_rows = WIDE_ROWS_MOST,
                                   .tile = -1};
 

@@ -110,6 +110,26 @@ static __host__ __device__ constexpr int tile_unit_bytes(uint32_t type)
            : type == KN_F32                       ? 2048
                                                   : 1024;
 }
+/* Kernels of many_tile.cuh have the types of one set: with more the assembler runs out of registers. */
+enum tile_set { TILE_K, TILE_LOW, TILE_32, TILE_32_MORE, TILE_FLOAT };
+static inline enum tile_set tile_set_of(uint32_t type)
+{
+    switch (type) {
+    case KN_Q4_K:
+    case KN_Q5_K:
+    case KN_Q6_K: return TILE_K;
+    case KN_Q2_K:
+    case KN_Q3_K:
+    case KN_IQ4_XS: return TILE_LOW;
+    case KN_Q8_0:
+    case KN_Q4_0:
+    case KN_Q4_1: return TILE_32;
+    case KN_Q5_0:
+    case KN_Q5_1:
+    case KN_IQ4_NL: return TILE_32_MORE;
+    default: return TILE_FLOAT;
+    }
+}
 struct tile_weight {
     const uint8_t *packed;
     float *out; /* [n, n_out] */
@@ -130,18 +150,21 @@ struct tile_args {
     int act_kind;
     uint32_t magic; /* unpack.cuh */
 };
-/* Rows of the pass by outputs of a tile. TWICE: two blocks stand on a multiprocessor. */
+/* Rows of the pass by outputs of a tile. A group has 64 outputs; those of a block share the rows. TWICE: two
+ * blocks stand on a multiprocessor. */
 enum tile_kind {
     TILE_256,       /* 256 by 128 */
     TILE_192,       /* 192 by 128 */
     TILE_128,       /* 128 by 128 */
-    TILE_128_TWICE, /* 128 by 64 */
     TILE_96_TWICE,  /* 96 by 64 */
-    TILE_64_TWICE,  /* 64 by 64 */
+    TILE_128_THREE, /* 128 by 192 */
+    TILE_96_THREE,  /* 96 by 192 */
+    TILE_64_TWO,    /* 64 by 128 */
     TILE_KINDS
 };
-/* many_tile_k.cu, many_tile_32.cu, many_tile_float.cu: a launch for weights of one family. */
+/* A launch for weights of one set. */
 cudaError_t many_tile_k(const struct cuda_backend *be, enum tile_kind kind, const struct tile_args *a);
+cudaError_t many_tile_low(const struct cuda_backend *be, enum tile_kind kind, const struct tile_args *a);
 cudaError_t many_tile_32(const struct cuda_backend *be, enum tile_kind kind, const struct tile_args *a);
 cudaError_t many_tile_float(const struct cuda_backend *be, enum tile_kind kind, const struct tile_args *a);
 /* The rows of a pass as many_prepare left them. */

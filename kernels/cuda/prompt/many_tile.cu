@@ -18,28 +18,37 @@ static enum family family_of(uint32_t type)
 
 static const struct {
     int rows, outputs, blocks; /* of a tile; blocks a multiprocessor */
-    double one,
-        all; /* us of 32 columns: a block a multiprocessor at most; all of them. Measured, Q4_K, H200 */
-} shapes[TILE_KINDS] = {{256, 128, 1, 0.48, 0.48}, {192, 128, 1, 0.38, 0.38}, {128, 128, 1, 0.30, 0.30},
-                        {128, 64, 2, 0.23, 0.32},  {96, 64, 2, 0.22, 0.25},   {64, 64, 2, 0.20, 0.22}};
+    double few, one, all;      /* us of 32 columns: few multiprocessors busy; a block on each; all blocks.
+                                * Measured, Q4_K, H200 */
+} shapes[TILE_KINDS] = {{256, 128, 1, 0.34, 0.55, 0.55}, {192, 128, 1, 0.29, 0.41, 0.41},
+                        {128, 128, 1, 0.25, 0.36, 0.36}, {96, 64, 2, 0.13, 0.28, 0.31},
+                        {128, 192, 1, 0.34, 0.45, 0.45}, {96, 192, 1, 0.32, 0.40, 0.40},
+                        {64, 128, 1, 0.20, 0.25, 0.25}};
 
-/* The one that takes the least, by how often it fills the device and how far in the end. A pair of groups is
- * what gate and up want. */
+/* So many tiles of so many groups of 32 columns, round after round of blocks: us. A tile's end: 0.04 us a
+ * row. */
+static double us_of(int kind, int64_t tiles, int64_t groups, int64_t sms)
+{
+    const int64_t room = sms * shapes[kind].blocks, rest = tiles % room;
+    const double few = shapes[kind].few, one = shapes[kind].one, all = shapes[kind].all,
+                 last = !rest         ? 0.0
+                        : rest <= sms ? few + (one - few) * (double)rest / (double)sms
+                                      : one + (all - one) * (double)(rest - sms) / (double)sms;
+    return ((double)(tiles / room) * all + last) * (double)groups +
+           0.04 * shapes[kind].rows * (double)((tiles + room - 1) / room);
+}
+/* The one that takes the least. */
 static enum tile_kind choose(const struct cuda_backend *be, const struct tile_args *a)
 {
     enum tile_kind best = TILE_256;
     double least = 1e30;
     for (int k = 0; k < TILE_KINDS; k++) {
         const int height = a->gated ? shapes[k].outputs / 2 : shapes[k].outputs;
-        if (a->gated && shapes[k].outputs != 128) continue;
         if (many_tuning.tile >= 0 && many_tuning.tile != k) continue;
         int64_t tiles = 0;
         for (int j = 0; j < (a->gated ? 1 : a->n_w); j++) tiles += (a->w[j].n_out + height - 1) / height;
         tiles *= (a->n + shapes[k].rows - 1) / shapes[k].rows;
-        const int64_t room = (int64_t)be->sm_count * shapes[k].blocks, rest = tiles % room;
-        const double us = (double)(tiles / room) * shapes[k].all + (rest > be->sm_count ? shapes[k].all
-                                                                    : rest              ? shapes[k].one
-                                                                                        : 0.0);
+        const double us = us_of(k, tiles, a->groups, be->sm_count);
         if (us < least) least = us, best = (enum tile_kind)k;
     }
     return best;
@@ -50,12 +59,10 @@ bool many_tiles(const struct cuda_backend *be, const struct mm_product *p)
     if (be->cc < 90 || p->n > many_tuning.tile_rows) return false;
     for (int j = 0; j < p->n_w; j++) /* of these, panels alone */
         if (grid_has(p->w[j]->type) || p->w[j]->type == KN_MXFP4) return false;
-    for (int j = 0; j < p->n_w && p->n > many_tuning.tile_rows_32; j++)
-        if (family_of(p->w[j]->type) == FAMILY_32) return false;
-    return !p->gated || family_of(p->w[0]->type) == family_of(p->w[1]->type);
+    return !p->gated || p->w[0]->type == p->w[1]->type;
 }
 
-/* The weights j .. j + count - 1, of one family. */
+/* The weights j .. j + count - 1, of one set. */
 static cudaError_t run_family(const struct cuda_backend *be, const struct mm_product *p, int j, int count,
                               const struct tile_act *act)
 {
@@ -83,9 +90,9 @@ static cudaError_t run_family(const struct cuda_backend *be, const struct mm_pro
                   many_power(-e)};
     }
     const enum tile_kind kind = choose(be, &a);
-    return family == FAMILY_K    ? many_tile_k(be, kind, &a)
-           : family == FAMILY_32 ? many_tile_32(be, kind, &a)
-                                 : many_tile_float(be, kind, &a);
+    if (family == FAMILY_FLOAT) return many_tile_float(be, kind, &a);
+    if (family == FAMILY_32) return many_tile_32(be, kind, &a);
+    return tile_set_of(a.w[0].type) == TILE_LOW ? many_tile_low(be, kind, &a) : many_tile_k(be, kind, &a);
 }
 
 cudaError_t many_tile_run(const struct cuda_backend *be, const struct mm_product *p,
@@ -94,7 +101,7 @@ cudaError_t many_tile_run(const struct cuda_backend *be, const struct mm_product
     cudaError_t err = cudaSuccess;
     for (int j = 0, count; j < p->n_w && !err; j += count) {
         for (count = 1; j + count < p->n_w; count++)
-            if (family_of(p->w[j + count]->type) != family_of(p->w[j]->type)) break;
+            if (tile_set_of(p->w[j + count]->type) != tile_set_of(p->w[j]->type)) break;
         err = run_family(be, p, j, count, act);
         cuda_count(be, CUDA_PRODUCT_TILES);
     }

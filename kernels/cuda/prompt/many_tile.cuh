@@ -83,13 +83,18 @@ template <int N_, int GROUPS_, int BLOCKS_, int ROW_STAGES_, int WEIGHT_STAGES_,
     static constexpr int WEIGHT_BYTES = 4 * GROUPS * UNIT_BYTES;
     static constexpr int AT_WEIGHTS = ROW_STAGES * ROW_BYTES;
     static constexpr int AT_GIVEN = AT_WEIGHTS + WEIGHT_STAGES * WEIGHT_BYTES;
-    static constexpr int AT_BARS = AT_GIVEN + (GROUPS % 2 == 0 ? 8192 * GROUPS : 0);
+    static constexpr int AT_BARS = AT_GIVEN + 8192 * GROUPS;
     static constexpr int BYTES = AT_BARS + 16 * (ROW_STAGES + WEIGHT_STAGES) + 1024;
+    static_assert(BLOCKS * (BYTES + 1024) <= 228 << 10, "shared memory of a multiprocessor");
     /* registers a thread, of the warps that ask and of those that multiply */
     static constexpr int HELD = (65536 / BLOCKS / THREADS) / 8 * 8, GIVE = GROUPS == 1 ? 40 : 24,
                          MOST = (HELD * (GROUPS + 1) - GIVE) / GROUPS / 8 * 8, TAKE = MOST < 240 ? MOST : 240;
 };
 
+/* Products run beside the making of the next factor only where the assembler leaves the two as they are
+ * written: a pair of products, their commit, a wait for the pair before, 32 columns to f16. Codes of those
+ * are read behind that wait (LATE): with a unit's all read at once it makes all of the unit's values first,
+ * and products then run alone. */
 struct ring {
     uint64_t *full, *empty;
     uint32_t at, phase;
@@ -154,23 +159,36 @@ DEV void sum_panel(float (&x)[S::N / 8][4], const tile_args &p, float scale, con
     for (int j = 0; j < S::N / 8; j++) zero(x[j]);
     const int all = k ? p.groups / 8 : p.groups;
     consumer<S> put = {x, a, rows, at_rows, lane, 0, false};
-#pragma unroll 1
-    for (int i = 0; i < p.stages; i++) {
-        const int first = i * units;
-        bar_wait(weights.full + weights.at, weights.phase);
-        const uint8_t *u = slots + weights.at * S::WEIGHT_BYTES;
-#pragma unroll
-        for (int j = 0; j < units; j++) {
-            put.count = 4 * j;
-            if (k || first + j < all) unpack_unit<T>(u + j * unit_bytes, lane, put, scale, p.magic);
-        }
+    const auto unit = [&](const uint8_t *u) { unpack_unit<T, 0, 8, true>(u, lane, put, scale, p.magic); };
+    const auto done = [&] {
         __syncwarp();
         if (lane == 0) bar_arrive(weights.empty + weights.at);
         weights.next(S::WEIGHT_STAGES);
-        if (!k && p.groups % 2 && i + 1 == p.stages) { /* half of the last 64 columns is not there */
-            asm_90("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-            rows.next(S::ROW_STAGES);
+    };
+    const bool odd = !k && all % 2; /* half of the last 64 columns is not there */
+#pragma unroll 1
+    for (int i = 0; i < p.stages; i++) {
+        bar_wait(weights.full + weights.at, weights.phase);
+        const uint8_t *u = slots + weights.at * S::WEIGHT_BYTES;
+        if constexpr (k) {
+            put.count = 0;
+            unit(u);
+        } else {
+#pragma unroll 1
+            for (int j = 0; j < units && i * units + j + 1 < all; j += 2) {
+                put.count = 0;
+                unit(u + j * unit_bytes);
+                unit(u + (j + 1) * unit_bytes);
+            }
         }
+        if (!odd || i + 1 < p.stages) done();
+    }
+    if (odd) {
+        put.count = 0;
+        unit(slots + weights.at * S::WEIGHT_BYTES + (all - 1) % units * unit_bytes);
+        done();
+        asm_90("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        rows.next(S::ROW_STAGES);
     }
     asm_90("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     put.let_go();
@@ -185,7 +203,7 @@ template <class S> DEV tile_place place_of(const tile_args &p, int tile)
 {
     int w = 0;
     while (w + 1 < p.n_w && tile >= p.first[w + 1]) w++;
-    const int panel = (tile - p.first[w]) * 4 * (p.gated ? S::GROUPS / 2 : S::GROUPS);
+    const int panel = (tile - p.first[w]) * (p.gated ? 2 : 4) * S::GROUPS;
     return {w, panel};
 }
 
@@ -223,44 +241,50 @@ DEV void put_sums(const float (&x)[S::N / 8][4], const tile_args &p, const tile_
     }
 }
 
-/* act(gate) * up of 16 outputs from `row` on. x: gate's of the first half of the groups, up's of the second;
- * a group stores one half of the N rows and gives the other's of its own, 32 rows at a time. */
+/* act(gate) * up of 16 outputs from `row` on. x: gate's in the first half of the warps, up's in the second; a
+ * warp stores one half of the N rows and gives the other's of its own, 32 rows at a time. */
 template <class S>
 DEV void put_gated(const float (&x)[S::N / 8][4], const tile_args &p, float4 *given, int row, int first,
-                   int group)
+                   int warp)
 {
-    constexpr int HALF = S::N / 16;
-    const int lane = threadIdx.x % 32, me = threadIdx.x % 128;
+    constexpr int HALF = S::N / 16, OTHER = 2 * S::GROUPS;
+    const int lane = threadIdx.x % 32;
     const int64_t n_out = p.w[0].n_out;
-    const bool up = group >= S::GROUPS / 2;
-    const int other_group = up ? group - S::GROUPS / 2 : group + S::GROUPS / 2;
+    const bool up = warp >= OTHER;
+    float4 *const mine = given + 128 * warp + lane;
+    const float4 *const others = mine + 128 * (up ? -OTHER : OTHER);
     row += lane / 4;
     first += lane % 4 * 2 + up * (S::N / 2);
     float *out = p.w[0].out + row + first * n_out;
 #pragma unroll
     for (int j = 0; j < HALF; j += 4) {
+        float f[4][2] = {};
+#pragma unroll
+        for (int i = 0; i < 4 && j + i < HALF; i++)
+#pragma unroll
+            for (int e = 0; e < 2; e++)
+                if (first + 8 * (j + i) + e < p.n) f[i][e] = __ldcg(p.factor + first + 8 * (j + i) + e);
         asm volatile("bar.sync 1, %0;" ::"n"(128 * S::GROUPS) : "memory");
 #pragma unroll
         for (int i = 0; i < 4 && j + i < HALF; i++) {
             const float(&own)[4] = x[j + i], (&other)[4] = x[HALF + j + i];
-            given[(4 * group + i) * 128 + me] = up ? make_float4(own[0], own[1], own[2], own[3])
-                                                   : make_float4(other[0], other[1], other[2], other[3]);
+            mine[32 * i] = up ? make_float4(own[0], own[1], own[2], own[3])
+                              : make_float4(other[0], other[1], other[2], other[3]);
         }
         asm volatile("bar.sync 1, %0;" ::"n"(128 * S::GROUPS) : "memory");
 #pragma unroll
         for (int i = 0; i < 4 && j + i < HALF; i++) {
-            const float4 v = given[(4 * other_group + i) * 128 + me];
+            const float4 v = others[32 * i];
             const float there[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int t = 8 * (j + i) + e % 2;
                 if (first + t >= p.n || row + 8 * (e / 2) >= n_out) continue;
-                const float f = __ldcg(p.factor + first + t);
-                const float mine = up ? x[HALF + j + i][e] : x[j + i][e];
-                const float g = up ? there[e] : mine, u = up ? mine : there[e];
+                const float here = up ? x[HALF + j + i][e] : x[j + i][e];
+                const float g = up ? there[e] : here, u = up ? here : there[e];
                 out[t * n_out + 8 * (e / 2)] =
-                    __fmul_rn(act_gate(p.act_kind, __fmul_rn(__fmul_rn(g, p.w[0].back), f)),
-                              __fmul_rn(__fmul_rn(u, p.w[1].back), f));
+                    __fmul_rn(act_gate(p.act_kind, __fmul_rn(__fmul_rn(g, p.w[0].back), f[i][e % 2])),
+                              __fmul_rn(__fmul_rn(u, p.w[1].back), f[i][e % 2]));
             }
         }
     }
@@ -334,16 +358,16 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) sums(const __grid_const
         EACH_ITEM
         {
             const tile_place at = place_of<S>(p, item / p.parts);
-            const tile_weight &w = p.w[p.gated ? group / (S::GROUPS / 2 + (S::GROUPS == 1)) : at.weight];
+            const tile_weight &w = p.w[p.gated ? warp / (2 * S::GROUPS) : at.weight];
             const uint8_t *slots = m + S::AT_WEIGHTS + warp * S::UNIT_BYTES;
             float x[S::N / 8][4];
             of_types<TYPES...>(w.type, [&](auto of) {
                 sum_panel<decltype(of)::type, S>(x, p, w.scale, slots, rows, weights, shared_at(m), lane);
             });
             const int first = item % p.parts * S::N;
-            if (S::GROUPS % 2 == 0 && p.gated)
+            if (p.gated)
                 put_gated<S>(x, p, (float4 *)(m + S::AT_GIVEN), 16 * (at.panel + warp % (2 * S::GROUPS)),
-                             first, group);
+                             first, warp);
             else
                 put_sums<S>(x, p, w, 16 * (at.panel + warp), first);
         }

@@ -40,9 +40,10 @@ static cudaError_t tile_launch_kind(const struct cuda_backend *be, enum tile_kin
     case TILE_256: return tile_launch<shape<256, 2, 1, 4, 2, UNIT>, TYPES...>(be, a);
     case TILE_192: return tile_launch<shape<192, 2, 1, 4, 3, UNIT>, TYPES...>(be, a);
     case TILE_128: return tile_launch<shape<128, 2, 1, 5, 3, UNIT>, TYPES...>(be, a);
-    case TILE_128_TWICE: return tile_launch<shape<128, 1, 2, 3, 3, UNIT>, TYPES...>(be, a);
     case TILE_96_TWICE: return tile_launch<shape<96, 1, 2, 4, 3, UNIT>, TYPES...>(be, a);
-    default: return tile_launch<shape<64, 1, 2, 6, 3, UNIT>, TYPES...>(be, a);
+    case TILE_128_THREE: return tile_launch<shape<128, 3, 1, 4, UNIT <= 3360 ? 3 : 2, UNIT>, TYPES...>(be, a);
+    case TILE_96_THREE: return tile_launch<shape<96, 3, 1, 5, UNIT <= 3360 ? 3 : 2, UNIT>, TYPES...>(be, a);
+    default: return tile_launch<shape<64, 2, 1, 8, 3, UNIT>, TYPES...>(be, a);
     }
 }
 

@@ -1,12 +1,15 @@
 /* attention_gpu.cu - bench of CUDA attention: microseconds a call inside a CUDA graph, keys and values from
  * memory.
  *
- * usage: attention_gpu [all | quick | wide | one CONTEXT ROWS]   (all: the variants of cuda_attention_tuning
- * too; quick: few rows of four shapes, with them; wide: 16 to 512 rows over few keys) A graph holds one call
- * a ring, over rings that together exceed the L2; it is replayed and timed by events. Three kinds of graph:
- * attention alone, both as one operation (as a layer has them), and rope_store and attention in turn. floor:
- * the visible keys and values at 4.54 TB/s. Exit: 0, or 5 where the device fails. Checks are test_gpu's. */
+ * usage: attention_gpu [all | quick | tree | wide | far | sinks | one CONTEXT ROWS]   (all: the variants of
+ * cuda_attention_tuning too; quick: few rows of four shapes, with them; tree: rows of a tree beside a
+ * chain's; wide: 16 to 512 rows over few keys; far: 1 to 64 rows over many, by attn_far and not; sinks: a
+ * drafter's blocks without and with sinks, and by the general form) A graph holds one call a ring, over rings
+ * that together exceed the L2; it is replayed and timed by events. Three kinds of graph: attention alone,
+ * both as one operation (as a layer has them), and rope_store and attention in turn. floor: the visible keys
+ * and values at 4.54 TB/s. Exit: 0, or 5 where the device fails. Checks are test_gpu's. */
 #include "../../../kernels/cuda/core/ops.cuh"
+#include "../../../kernels/ops/cycle.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -40,6 +43,7 @@ static __global__ void fill(uint16_t *p, size_t n) /* halves of 0.25 to 0.5, bot
 
 struct shape {
     int n_head, n_kv, d, window;
+    uint32_t type = KN_F16;
 };
 struct data {
     struct shape s;
@@ -47,22 +51,26 @@ struct data {
     std::vector<struct kn_kv> kv;
     float *q, *out, *k, *table, *norm;
     int32_t *pos;
+    bool sunk;
+    struct kn_tree *tree; /* NULL, or of these rows */
+    struct kn_kv tail;
 };
 
 static struct data make(const struct shape &s, int ctx, int n)
 {
-    struct data t = {s, ctx, n, {}, NULL, NULL, NULL, NULL, NULL, NULL};
+    struct data t = {s, ctx, n, {}, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, {}};
     const int cap = (ctx + n + KN_KV_SPLIT - 1) / KN_KV_SPLIT * KN_KV_SPLIT;
-    const size_t ring = (size_t)cap * s.n_kv * s.d;
+    struct kn_kv shape = {};
+    shape.type = {s.type, s.type}, shape.cap = cap, shape.n_head_kv = s.n_kv, shape.head_dim = s.d;
+    const size_t ring = kn_kv_bytes(&shape, s.type) / 2; /* halves */
     size_t rings = 150000000 / (4 * ring) + 1;
     rings = std::min<size_t>(std::max<size_t>(rings, 2), 40);
     for (size_t i = 0; i < rings; i++) {
-        struct kn_kv kv = {};
+        struct kn_kv kv = shape;
         CK(cudaMalloc(&kv.k, 2 * ring));
         CK(cudaMalloc(&kv.v, 2 * ring));
         fill<<<1024, 256>>>((uint16_t *)kv.k, ring);
         fill<<<1024, 256>>>((uint16_t *)kv.v, ring);
-        kv.type = {KN_F16, KN_F16}, kv.cap = cap, kv.n_head_kv = s.n_kv, kv.head_dim = s.d;
         t.kv.push_back(kv);
     }
     const size_t row = (size_t)n * s.n_head * s.d;
@@ -84,8 +92,35 @@ static struct data make(const struct shape &s, int ctx, int n)
     kn_bound(be, (ctx + n + 255) / 256 * 256);
     return t;
 }
+/* A tree of t's rows, half of which have another beside them: 16 rows reach six places deep. */
+static void grow(struct data &t)
+{
+    static struct kn_tree h;
+    int32_t at[KN_CYCLE_ROWS] = {0};
+    h = {};
+    for (int32_t r = 0; r < t.n; r++) {
+        h.parent[r] = r > 1 ? (2 * r - 1) / 3 : r - 1;
+        at[r] = r ? at[h.parent[r]] + 1 : 0;
+        h.pos[r] = t.ctx + at[r], h.at[r] = t.ctx + r;
+        for (int i = 0; i < KN_CYCLE_ROWS; i++)
+            h.path[r][i] = i < at[r] ? h.path[h.parent[r]][i] : (uint8_t)r;
+    }
+    t.tail = kn_kv_like(&t.kv[0], KN_CYCLE_ROWS);
+    CK(cudaMalloc(&t.tail.k, kn_kv_bytes(&t.tail, t.s.type)));
+    CK(cudaMalloc(&t.tail.v, kn_kv_bytes(&t.tail, t.s.type)));
+    CK(cudaMemset(t.tail.k, 0, kn_kv_bytes(&t.tail, t.s.type)));
+    CK(cudaMemset(t.tail.v, 0, kn_kv_bytes(&t.tail, t.s.type)));
+    CK(cudaMalloc(&t.tree, sizeof h));
+    CK(cudaMemcpy(t.tree, &h, sizeof h, cudaMemcpyHostToDevice));
+    kn_bound(be, (t.ctx + KN_CYCLE_ROWS + 255) / 256 * 256);
+}
 static void drop(struct data &t)
 {
+    if (t.tree) {
+        CK(cudaFree(t.tail.k));
+        CK(cudaFree(t.tail.v));
+        CK(cudaFree(t.tree));
+    }
     for (auto &kv : t.kv) {
         CK(cudaFree(kv.k));
         CK(cudaFree(kv.v));
@@ -115,6 +150,8 @@ static double timed(const struct data &t, enum kind kind)
         struct kn_attention a = {};
         a.q = t.q, a.out = t.out, a.kv = &kv, a.pos = t.pos, a.n = t.n, a.n_head = t.s.n_head,
         a.scale = 0.088f, a.causal = true, a.window = t.s.window;
+        if (t.sunk) a.sinks = t.norm; /* zeros */
+        if (t.tree) a.tree = t.tree, a.pos = t.tree->pos, a.tail = s.kv = &t.tail;
         if (kind == IN_TURN) OK(kn_op(be)->rope_store(be, &s));
         if (kind == TOGETHER)
             OK(kn_op(be)->attend(be, &s, &a));
@@ -148,13 +185,13 @@ static void line(const struct data &t, const char *name)
 {
     const double alone = timed(t, ALONE), both = timed(t, TOGETHER), turn = timed(t, IN_TURN);
     const double keys = t.s.window ? std::min(t.s.window, t.ctx) : t.ctx;
-    const double floor_us = keys * t.s.n_kv * t.s.d * 4 / 4.54e6,
+    const double floor_us = keys * 2 * (double)kn_kv_row_bytes(&t.kv[0], t.s.type) / 4.54e6,
                  flops = 4.0 * t.n * t.s.n_head * t.s.d * (keys + (t.s.window ? 0 : t.n / 2.0));
-    printf(
-        "%d/%d x %d%s ctx %6d rows %3d %-12s attention %8.2f us  attend %8.2f  in turn %8.2f  floor %6.2f  "
-        "ratio %6.2f  %6.1f TFLOP/s\n",
-        t.s.n_head, t.s.n_kv, t.s.d, t.s.window ? " window" : "", t.ctx, t.n, name, alone, both, turn,
-        floor_us, alone / floor_us, flops / alone * 1e-6);
+    printf("%s %d/%d x %d%s ctx %6d rows %3d %-12s attention %8.2f us  attend %8.2f  in turn %8.2f  floor "
+           "%6.2f  "
+           "ratio %6.2f  %6.1f TFLOP/s\n",
+           kn_kv_name(t.s.type), t.s.n_head, t.s.n_kv, t.s.d, t.s.window ? " window" : "", t.ctx, t.n, name,
+           alone, both, turn, floor_us, alone / floor_us, flops / alone * 1e-6);
     fflush(stdout);
 }
 
@@ -193,6 +230,56 @@ int main(int argc, char **argv)
                     line(t, "alone");
                     cuda_attention_tuning.apart = 1;
                     line(t, "alone, in turn");
+                    memset(&cuda_attention_tuning, 0, sizeof cuda_attention_tuning);
+                    drop(t);
+                }
+        return 0;
+    }
+    if (argc > 1 && !strcmp(argv[1], "tree")) { /* beside chains of as many rows */
+        static const struct shape shapes[] = {{32, 8, 128, 0}, {24, 4, 256, 0}};
+        for (const auto &sh : shapes)
+            for (int ctx : {200, 450, 900, 1900, 3900, 7000, 16000, 60000})
+                for (int n : {8, 16, 32, 64}) {
+                    struct data t = make(sh, ctx, n);
+                    line(t, "chain");
+                    grow(t);
+                    line(t, "tree");
+                    cuda_attention_tuning.places = 1;
+                    if (ctx < 4000) line(t, "two launches");
+                    cuda_attention_tuning.places = 0;
+                    drop(t);
+                }
+        return 0;
+    }
+    if (argc > 1 && !strcmp(argv[1], "sinks")) {
+        for (int ctx : {512, 2048, 16384})
+            for (int n : {7, 8, 16}) {
+                struct data t = make({32, 8, 128, 0}, ctx, n);
+                line(t, "no sinks");
+                t.sunk = true;
+                line(t, "sinks");
+                for (auto &kv : t.kv) kv.type.v = KN_BF16; /* which attn_any alone takes */
+                line(t, "general form");
+                drop(t);
+            }
+        return 0;
+    }
+    if (argc > 1 && !strcmp(argv[1], "far")) {
+        static const struct shape fars[] = {{32, 8, 128, 0},
+                                            {24, 4, 256, 0},
+                                            {32, 8, 128, 0, KN_Q8_0},
+                                            {32, 8, 128, 0, KN_Q4_0},
+                                            {32, 8, 128, 0, KN_TQ3_0}};
+        for (const auto &sh : fars)
+            for (int ctx : {4096, 8192, 16384, 40000, 65536})
+                for (int n : {1, 2, 4, 8, 16, 32, 64}) {
+                    if (sh.type == KN_F16 && ((ctx != 4096 && ctx != 65536) || n == 2 || n == 4)) continue;
+                    struct data t = make(sh, ctx, n);
+                    line(t, "");
+                    for (int far = 1; far < 3 && n > 1; far++) {
+                        cuda_attention_tuning.far = far;
+                        line(t, far == 1 ? "not far" : "far");
+                    }
                     memset(&cuda_attention_tuning, 0, sizeof cuda_attention_tuning);
                     drop(t);
                 }

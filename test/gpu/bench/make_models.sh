@@ -39,6 +39,7 @@ for name in ${@:-8b-q4_k_m 8b-draft-q8_0 8b-draft-q4_k_m 0.6b-q4_k_m 8b-q8_0 8b-
         8b-draft-*) make_one "$name" qwen3-8b-dflash "${name#8b-draft-}" ;;
         8b-*) make_one "$name" qwen3-8b "${name#8b-}" ;;
         0.6b-*) make_one "$name" qwen3-0.6b "${name#0.6b-}" ;;
+        27b-mtp-*) make_one "$name" qwen3.5-27b "${name#27b-mtp-}" --mtp only ;;
         27b-draft2-*) make_one "$name" qwen3.8-27b-dflash2 "${name#27b-draft2-}" ;;
         27b-draft-*) make_one "$name" qwen3.5-27b-dflash "${name#27b-draft-}" ;;
         27b-*) make_one "$name" qwen3.5-27b "${name#27b-}" ;;

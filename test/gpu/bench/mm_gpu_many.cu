@@ -17,7 +17,6 @@ static void run_case(const many_case &c, int kind)
 {
     const kn_weight *w[4];
     many_tuning.tile_rows = kind < 0 ? 0 : MANY_ROWS;
-    many_tuning.tile_rows_32 = many_tuning.tile_rows;
     many_tuning.tile = kind == TILE_KINDS ? -1 : kind;
     many_tuning.wide_rows = kind > TILE_KINDS ? MANY_ROWS : 0;
     for (size_t j = 0; j < c.w.size(); j++) w[j] = &c.w[j];
@@ -29,8 +28,8 @@ static void run_case(const many_case &c, int kind)
         OK(cuda_norm_linear(kb(), c.out.data(), w, (int)c.w.size(), c.x, nullptr, 1e-6f, c.n));
 }
 
-static const char *kind_names[TILE_KINDS + 2] = {"256",   "192",   "128",    "128x64",
-                                                 "96x64", "64x64", "chosen", "rows"};
+static const char *kind_names[TILE_KINDS + 2] = {"256",    "192",    "128",    "96x64", "128x192",
+                                                 "96x192", "64x128", "chosen", "rows"};
 
 /* A product in double precision of the factors rounded to f16: what a sum may be away from it, of the 2-norm
  * of its terms. */
@@ -40,11 +39,6 @@ static double rounded(double v)
     if (v == 0 || !std::isfinite(v)) return v;
     const double m = frexp(v, &e);
     return ldexp(nearbyint(ldexp(m, 11)), e - 11);
-}
-
-static bool skipped(int kind, bool gated)
-{
-    return gated && kind >= TILE_128_TWICE && kind < TILE_KINDS;
 }
 
 static void check_case(uint32_t type, uint32_t other, int64_t n_in, int64_t n_out, int n, bool add,
@@ -74,7 +68,6 @@ static void check_case(uint32_t type, uint32_t other, int64_t n_in, int64_t n_ou
     OK(many_reserve(be, n, n_in));
     std::vector<float> first[2];
     for (int kind = 0; kind < TILE_KINDS; kind++) {
-        if (skipped(kind, gated)) continue;
         for (int j = 0; j < 2; j++)
             CK(cudaMemcpy(c.out[j], before.data(), before.size() * 4, cudaMemcpyHostToDevice));
         if (add)
@@ -159,7 +152,7 @@ static double timed(const std::function<void()> &f)
     return 1e3 * best;
 }
 
-void bench_many(bool quick)
+static void check_many()
 {
     check_case(KN_Q4_K, KN_Q6_K, 512, 200, 70, false, false);
     check_case(KN_Q4_K, KN_Q6_K, 2304, 328, 300, false, false);
@@ -168,7 +161,20 @@ void bench_many(bool quick)
     check_case(KN_Q6_K, KN_Q6_K, 4096, 264, 513, false, true);
     check_case(KN_Q4_K, KN_Q6_K, 1280, 1500, 1100, false, false); /* several tiles a block */
     check_case(KN_Q4_K, KN_Q4_K, 1280, 1500, 1100, false, true);
+    check_case(KN_Q8_0, KN_Q5_0, 1056, 328, 300, false, false);
+    check_case(KN_Q8_0, KN_Q8_0, 1024, 456, 150, false, true);
+    check_case(KN_IQ4_NL, KN_IQ4_NL, 1280, 264, 200, false, true);
+}
+
+/* type: of all weights; NULL: Q4_K, of values Q6_K, and checks before. name: of products whose name has it.
+ */
+void bench_many(bool quick, const char *type, const char *name)
+{
+    uint32_t of = KN_Q4_K, of_values = KN_Q6_K;
+    if (!type) check_many();
     if (quick) return;
+    for (uint32_t t : all_types)
+        if (type && !strcmp(kn_type_info(t)->name, type)) of = of_values = t;
     static const struct {
         const char *name;
         int64_t n_in, n_out[3];
@@ -182,12 +188,13 @@ void bench_many(bool quick)
     static const int rows[] = {65, 96, 128, 192, 256, 384, 512, 1024, 2048};
     OK(many_reserve(be, 2048, 17408));
     for (auto &s : all) {
+        if (!strstr(s.name, name)) continue;
         many_case c[2];
         std::vector<float> x((size_t)2048 * s.n_in);
         for (float &v : x) v = normal();
         for (int k = 0; k < 2; k++) {
             for (int j = 0; j < s.n_w; j++) {
-                c[k].w.push_back(load(j == 2 ? KN_Q6_K : KN_Q4_K, s.n_in, s.n_out[j]));
+                c[k].w.push_back(load(j == 2 ? of_values : of, s.n_in, s.n_out[j]));
                 c[k].out.push_back(poisoned((size_t)(2048 * s.n_out[j])));
             }
             c[k].x = k ? c[0].x : device(x), c[k].add = s.add, c[k].gated = s.gated;
@@ -205,10 +212,6 @@ void bench_many(bool quick)
             double best = 1e9;
             printf("%-9s %5d: %8.1f", s.name, n, lib);
             for (int kind = 0; kind <= TILE_KINDS + 1; kind++) {
-                if (skipped(kind, s.gated)) {
-                    printf("        -");
-                    continue;
-                }
                 const double us = timed([&] { run_case(c[turn ^= 1], kind); });
                 printf(" %8.1f", us);
                 best = std::min(best, us);

@@ -8,6 +8,7 @@
  * Prints "ok   gpu/..." or "FAIL gpu/..." a case; exit 1 if any failed, 5 if there is no device. */
 #include "../../../kernels/cuda/chain/chain_plan.h"
 #include "../../../kernels/cuda/core/cuda.h"
+#include "../../block_scales.h"
 #include "../forms.h"
 #include "../harness.h"
 
@@ -59,6 +60,12 @@ static const struct shape shapes[] = {
      true, false, "DDADA", 12, 2, 256, KN_BF16},
     {"768 1280, 3 of 6, gates Q5_1, Q3_K and Q2_K", 768, 1280, 3, 6, 3, KN_Q3_K, KN_Q2_K, KN_Q5_1, KN_Q3_K,
      KN_Q3_K, KN_Q2_K, true, false, NULL, 0, 0, 0, 0},
+    {"512 1024, 2 of 4, IQ3_XXS, IQ2_S", 512, 1024, 2, 4, 3, KN_IQ3_XXS, KN_IQ2_S, KN_IQ2_S, KN_IQ3_S,
+     KN_IQ2_XXS, K5, true, true, NULL, 0, 0, 0, 0},
+    {"768 1280, 3 of 6, gates F32, IQ2_XS, IQ1_M", 768, 1280, 3, 6, 3, KN_IQ2_XS, K4, KN_F32, KN_IQ1_M,
+     KN_IQ2_XS, KN_IQ1_S, true, false, NULL, 0, 0, 0, 0},
+    {"Qwen3.5-27B, IQ3_XXS, gates F32", 5120, 17408, 16, 48, 6, K4, KN_IQ3_XXS, KN_F32, KN_IQ3_XXS,
+     KN_IQ3_XXS, KN_IQ3_S, false, true, NULL, 0, 0, 0, 0},
     {"Qwen3.5-27B, gates Q8_0", 5120, 17408, 16, 48, 6, K5, K4, Q8, K4, K4, K6, false, true, NULL, 0, 0, 0,
      0},
     {"Qwen3.5-27B, gates F16", 5120, 17408, 16, 48, 6, K5, K4, KN_F16, K4, K4, K6, false, true, NULL, 0, 0, 0,
@@ -126,6 +133,8 @@ static struct kn_weight weight(uint32_t type, int64_t n_in, int64_t n_out)
             set_half(b, 0.00007f * u);
         } else if (type == KN_Q6_K)
             set_half(b + 208, 0.00003f * u);
+        else if (grid_has(type))
+            block_set_scales(type, b, (type == KN_IQ1_S || type == KN_IQ1_M ? 0.002f : 0.0004f) * u, 0);
         else
             set_half(b, 0.0003f * u), set_half(b + 2, 0.002f * u);
     }
@@ -541,17 +550,15 @@ static void bench(const struct shape *s)
     enum { AT = 512 };
     static const struct {
         const char *name;
-        int off, k_ahead, pending, final, mixed, spread;
-    } ways[] = {{"launches", 1, 64512, 1, 0, 0, 4},
-                {"chain, a row pending", 0, 64512, 1, 0, 0, 4},
-                {"none pending", 0, 64512, 0, 0, 0, 4},
-                {"kernel of mixes", 0, 64512, 0, 0, 1, 4},
-                {"spread 8", 0, 64512, 0, 0, 0, 8},
-                {"final rows", 0, 64512, 0, 1, 0, 4},
-                {"final, of 8", 0, 64512, 0, 8, 0, 4},
-                {"final, of 8, 1 before", 0, 64512, 1, 8, 0, 4},
-                {"final, of 8, 3 before", 0, 64512, 3, 8, 0, 4},
-                {"final, of 8, 6 before", 0, 64512, 6, 8, 0, 4}};
+        int off, k_ahead, pending, final;
+    } ways[] = {{"launches", 1, 64512, 1, 0},
+                {"chain, a row pending", 0, 64512, 1, 0},
+                {"none pending", 0, 64512, 0, 0},
+                {"final rows", 0, 64512, 0, 1},
+                {"final, of 8", 0, 64512, 0, 8},
+                {"final, of 8, 1 before", 0, 64512, 1, 8},
+                {"final, of 8, 3 before", 0, 64512, 3, 8},
+                {"final, of 8, 6 before", 0, 64512, 6, 8}};
     static struct model m;
     make(&m, s);
     float *x = gaussians((size_t)(ROWS * s->hidden), 1.0f);
@@ -563,7 +570,6 @@ static void bench(const struct shape *s)
         void *rec = NULL;
         chain_tuning.off = ways[how].off;
         chain_tuning.k_ahead = ways[how].k_ahead;
-        chain_tuning.mixed = ways[how].mixed, chain_tuning.spread = ways[how].spread;
         must(gpu, "upload", kn_op(gpu)->upload(gpu, m.x, x, 4 * (size_t)s->hidden));
         must(gpu, "upload", kn_op(gpu)->upload(gpu, m.pending, &pending, 4));
         must(gpu, "record_begin", kn_op(gpu)->record_begin(gpu));
@@ -582,7 +588,7 @@ static void bench(const struct shape *s)
         fflush(stdout);
         kn_op(gpu)->record_free(gpu, rec);
     }
-    chain_tuning.off = chain_tuning.mixed = 0, chain_tuning.k_ahead = 64512, chain_tuning.spread = 4;
+    chain_tuning.off = 0, chain_tuning.k_ahead = 64512;
     kn_bound(gpu, 0);
     free(x);
     unmake(&m);
@@ -591,9 +597,9 @@ static void bench(const struct shape *s)
 static void check_forms(void)
 {
     static const enum cuda_form forms[] = {CUDA_CHAIN_NETS, CUDA_CHAIN_NETS_SHARED, CUDA_CHAIN_NETS_ITEMS,
-                                           CUDA_CHAIN_NETS_LOW};
-    char text[400];
-    const bool ok = forms_are(gpu, CUDA_CHAIN_NETS, CUDA_CHAIN_NETS_LOW, forms, 4, text, sizeof text);
+                                           CUDA_CHAIN_NETS_LOW, CUDA_CHAIN_NETS_GRIDS};
+    char text[900];
+    const bool ok = forms_are(gpu, CUDA_CHAIN_NETS, CUDA_CHAIN_NETS_GRIDS, forms, 5, text, sizeof text);
     verdict(ok, "forms: %s", text);
 }
 

@@ -260,7 +260,9 @@ int main(int argc, char **argv)
         } else if (!strcmp(what, "step")) {
             steps();
         } else if (!strcmp(what, "many")) {
-            bench_many(quick);
+            bench_many(quick, nullptr, "");
+        } else if (!strcmp(what, "many-type")) {
+            bench_many(false, argc > 2 ? argv[2] : "Q8_0", argc > 3 ? argv[3] : "");
         } else if (!strcmp(what, "types")) {
             bench_types();
         } else if (!strcmp(what, "bench"))

@@ -2,7 +2,7 @@
  * those), then the pair.
  *
  * usage: test_gpu [--generic] PAIR_DIR PROMPT.txt
- *        test_gpu [--generic] --ops   without the pair
+ *        test_gpu [--generic] --ops   without the pair; --draft: what drafters alone have
  *        test_gpu --bench          microseconds of the sampler (attention: attention_gpu.cu)
  *        test_gpu [--generic] --pair PAIR_DIR PROMPT.txt   the pair alone; --cycles: of it recorded cycles
  * alone test_gpu --small          the small cases of the operations, for compute-sanitizer Each case is a
@@ -589,7 +589,7 @@ int main(int argc, char **argv)
 {
     char msg[256];
     bool generic = false, benching = false, ops = false, pair = false, cycles = false, plans = false,
-         attend = false, only_kv = false, only_sparse = false;
+         attend = false, only_kv = false, only_sparse = false, only_draft = false;
     for (; argc > 1 && argv[1][0] == '-'; argc--, argv++) {
         generic |= !strcmp(argv[1], "--generic");
         benching |= !strcmp(argv[1], "--bench");
@@ -600,15 +600,16 @@ int main(int argc, char **argv)
         attend |= !strcmp(argv[1], "--attend");
         only_kv |= !strcmp(argv[1], "--kv");
         only_sparse |= !strcmp(argv[1], "--sparse");
+        only_draft |= !strcmp(argv[1], "--draft");
         pair |= cycles || plans || !strcmp(argv[1], "--pair");
     }
-    ops |= small || attend || only_kv || only_sparse;
+    ops |= small || attend || only_kv || only_sparse || only_draft;
     small |= attend;
     struct kn_open c = {.device = "cpu"}, g = {.device = "cuda", .generic = generic};
     if (!benching && argc != (ops ? 1 : 3)) {
         fprintf(stderr, "usage: test_gpu [--generic] [--pair|--cycles|--plans] PAIR_DIR PROMPT.txt | "
                         "test_gpu [--generic] "
-                        "--ops | --attend | --kv | --bench | "
+                        "--ops | --attend | --kv | --draft | --bench | "
                         "--small\n");
         return 2;
     }
@@ -624,9 +625,15 @@ int main(int argc, char **argv)
             check_kv();
         } else if (only_sparse) {
             check_sparse();
+        } else if (only_draft) {
+            check_sinks();
+            check_top();
+            check_edges();
+            check_walk(samplers, sizeof samplers / sizeof *samplers);
         } else if (attend) {
             check_attend();
             check_attention();
+            check_sinks();
         } else if (!pair) {
             check_embed();
             check_rms_norm();
@@ -637,6 +644,7 @@ int main(int argc, char **argv)
             check_rope_store();
             check_attention();
             check_attention_extremes();
+            check_sinks();
             check_attend();
             check_kv();
             check_sparse();

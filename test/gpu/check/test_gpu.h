@@ -18,6 +18,8 @@ void check_attend(void);
 /* The result of all rows of c, step of them a call, to be given to free(); of, q and pos are the host's. */
 float *attend_rows(struct kn_backend *be, const struct att_case *c, const struct kn_kv *of, const float *q,
                    const int32_t *pos, int step);
+/* test_gpu_sinks.c: attention with sinks. */
+void check_sinks(void);
 /* test_gpu_kv.c: quantised caches. */
 void check_kv(void);
 

@@ -115,6 +115,15 @@ static const struct att_case att_cases[] = {
     {"many splits, tiny head", 2, 2, 1, 16, 18432, 18000, 0, -1, true, KV(F16, F16)},
     {"many splits", 2, 8, 2, 128, 18432, 18000, 0, -1, true, KV(F16, F16)},
     {"many splits, bf16", 16, 8, 1, 128, 9216, 9000, 0, -1, true, KV(BF16, BF16)},
+    {"many splits, up to the last leaf's first key", 16, 32, 8, 128, 4096, 3648, 0, -1, true, KV(F16, F16)},
+    {"many splits, up to a node's last key", 15, 32, 8, 128, 4096, 3583, 0, -1, true, KV(BF16, BF16)},
+    {"many splits, five heads a kv head", 33, 10, 2, 128, 6144, 6000, 0, -1, true, KV(F16, F16)},
+    {"many splits, a window and a wrap", 23, 12, 3, 128, 4096, 9010, 3000, -1, true, KV(F16, F16)},
+    {"many splits, a window that ends with a leaf", 2, 16, 8, 128, 4096, 8192, 3073, -1, true, KV(F16, F16)},
+    {"many splits, 64 rows of 8 heads, first bound", 64, 16, 2, 128, 4096, 3999, 0, 1000, true,
+     KV(BF16, BF16)},
+    {"many splits, first bound after the first rows", 9, 8, 2, 128, 4096, 3000, 0, 2996, true, KV(F16, F16)},
+    {"many splits, all see all, a window", 11, 8, 2, 128, 4096, 5031, 2800, -1, false, KV(F16, F16)},
     {"block, all see all", 8, 4, 2, 128, 1024, 700, 0, -1, false, KV(F16, F16)},
     {"block with window", 8, 4, 2, 128, 1024, 1031, 100, -1, false, KV(F16, F16)},
     {"block, window below the block", 16, 2, 2, 64, 256, 300, 5, -1, false, KV(F16, F16)},
@@ -134,6 +143,9 @@ static const struct att_case att_cases[] = {
     {"head 512", 3, 2, 1, 512, 512, 300, 0, -1, true, KV(BF16, BF16)},
     {"head 256, prefill", 90, 4, 1, 256, 512, 400, 0, -1, true, KV(F16, F16)},
     {"head 256, many splits", 6, 16, 2, 256, 4096, 4000, 0, -1, true, KV(F16, F16)},
+    {"head 256, many splits, six heads a kv head", 16, 24, 4, 256, 4608, 4500, 0, -1, true, KV(F16, F16)},
+    {"head 256, many splits, a window and a wrap", 41, 6, 1, 256, 4096, 9010, 2600, -1, true, KV(BF16, BF16)},
+    {"head 256, many splits, up to a node's last key", 2, 24, 4, 256, 4096, 3583, 0, -1, true, KV(F16, F16)},
     {"head 256, block with window", 16, 8, 4, 256, 1024, 900, 300, -1, false, KV(BF16, BF16)},
     {"head 512, 40 rows", 40, 4, 1, 512, 2048, 1500, 0, -1, true, KV(F16, F16)},
     {"head 512, prefill, window and wrap", 70, 2, 1, 512, 1024, 1300, 600, -1, true, KV(F16, F16)},
@@ -253,11 +265,11 @@ static bool att_form_ran(const struct att_case *c, const struct forms *before)
 /* All forms of attention there are have run by now. */
 void check_attention_forms(void)
 {
-    static const enum cuda_form forms[] = {CUDA_ATTN_ANY,      CUDA_ATTN_STEP,   CUDA_ATTN_PREFILL,
-                                           CUDA_ATTN_MERGE,    CUDA_ATTN_CODES,  CUDA_ATTN_STREAM,
-                                           CUDA_ATTN_CLUSTERS, CUDA_ATTN_PLACES, CUDA_ATTN_COLUMNS,
-                                           CUDA_ATTN_ALONE,    CUDA_ATTN_GROUP};
-    char text[400];
+    static const enum cuda_form forms[] = {
+        CUDA_ATTN_ANY,    CUDA_ATTN_STEP,     CUDA_ATTN_PREFILL,  CUDA_ATTN_MERGE,   CUDA_ATTN_CODES,
+        CUDA_ATTN_STREAM, CUDA_ATTN_CLUSTERS, CUDA_ATTN_PLACES,   CUDA_ATTN_COLUMNS, CUDA_ATTN_ALONE,
+        CUDA_ATTN_GROUP,  CUDA_ATTN_FAR,      CUDA_ATTN_FAR_CODES};
+    char text[480];
     const bool ok =
         forms_are(gpu, CUDA_ATTN_ANY, CUDA_ATTN_MERGE, forms,
                   cuda_is_early(gpu) ? (int)(sizeof forms / sizeof *forms) : 5, text, sizeof text);
@@ -306,6 +318,10 @@ void check_attention(void)
             {.unit = 2, .near = 1},
             {.places = 1},
             {.places = 2},
+            {.far = 1},
+            {.far = 2},
+            {.far = 2, .unit = 1},
+            {.far = 2, .late = 1},
             {.near = 1, .alone = 1},
             {.near = 1, .alone = 2},
             {.unit = 1, .per = 3, .near = 1},
@@ -405,8 +421,14 @@ static const struct attend_case attend_cases[] = {
     {"four rows over two leaves, long", 4, 32, 8, 128, 128, 12288, 11966, 0, true, true, false, false, false,
      KV(F16, F16)},
     {"16 rows, long", 16, 32, 8, 128, 128, 4096, 4000, 0, true, true, false, false, false, KV(F16, F16)},
+    {"three rows over a node's end, long", 3, 32, 8, 128, 128, 4096, 3070, 0, true, true, false, false, false,
+     KV(BF16, BF16)},
+    {"37 rows, three heads a kv head, a long window and a wrap", 37, 6, 2, 128, 64, 4096, 8150, 2500, true,
+     true, false, false, false, KV(F16, F16)},
     {"head 256, a quarter turns", 2, 16, 2, 256, 64, 1024, 800, 0, true, true, false, false, false,
      KV(F16, F16)},
+    {"head 256, 16 rows, long, a quarter turns", 16, 24, 4, 256, 64, 4096, 3500, 0, true, true, false, false,
+     false, KV(F16, F16)},
     {"head 256, windows", 1, 32, 16, 256, 256, 1280, 5000, 1024, true, true, false, true, false,
      KV(F16, F16)},
     {"head 256, 16 rows, windows", 16, 32, 16, 256, 256, 2048, 1500, 1024, true, true, false, true, false,
@@ -471,7 +493,7 @@ static const struct attend_case attend_cases[] = {
 /* Two passes over two layers, one after the other; in the order of a model, or each operation waited for. The
  * second layer's results are gated before their product. Results of both passes (zeros where they were gated,
  * which is done in place or is not), what a product makes of each, then the rings. */
-static char *attend_run(const struct attend_case *c, bool apart, const float *data, size_t *bytes)
+static char *attend_run(const struct attend_case *c, bool apart, bool sinks, const float *data, size_t *bytes)
 {
     enum { LAYERS = 2, PASSES = 2, N_OUT = 48 };
     static const uint32_t types[] = {KN_Q4_K, KN_Q8_0, KN_Q4_1, KN_F16};
@@ -489,7 +511,8 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
                  k = (size_t)c->n * row, ring = (size_t)c->cap * row;
     float *x = put(gpu, data, (q + 2 * k) * 4 * LAYERS * PASSES), *norm = put(gpu, data, (size_t)c->d * 8),
           *out = put(gpu, NULL, q * 4 * LAYERS * PASSES), *zeros = put(gpu, NULL, q * 4),
-          *gate = put(gpu, data, q * 4), *table = put(gpu, NULL, (size_t)c->n * 512 * 4);
+          *gate = put(gpu, data, q * 4), *sunk = put(gpu, data, (size_t)c->n_head * 4),
+          *table = put(gpu, NULL, (size_t)c->n * 512 * 4);
     uint16_t *old[2] = {malloc(ring * 2), malloc(ring * 2)}; /* of f16, of bf16 */
     double freq[256];
     int32_t at[PASSES * 512];
@@ -544,7 +567,8 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
                                            .causal = c->causal,
                                            .window = c->window,
                                            .then = apart ? NULL : &weight,
-                                           .gate = l ? gate : NULL};
+                                           .gate = l ? gate : NULL,
+                                           .sinks = sinks ? sunk : NULL};
             if (apart) {
                 must(gpu, "rope_store", op->rope_store(gpu, &s));
                 must(gpu, "sync", op->sync(gpu));
@@ -581,7 +605,7 @@ static char *attend_run(const struct attend_case *c, bool apart, const float *da
         drop(gpu, kv[l].k), drop(gpu, kv[l].v);
     }
     drop(gpu, x), drop(gpu, norm), drop(gpu, out), drop(gpu, zeros), drop(gpu, gate), drop(gpu, table),
-        drop(gpu, f), drop(gpu, pos), drop(gpu, y);
+        drop(gpu, f), drop(gpu, pos), drop(gpu, y), drop(gpu, sunk);
     op->weight_free(gpu, &weight);
     free(old[0]), free(old[1]), free(packed);
     return all;
@@ -605,29 +629,36 @@ void check_attend(void)
                                                           {.near = 1, .unit = 2, .tiles = 2, .slots = 4},
                                                           {.near = 1, .unit = 2, .tiles = 1},
                                                           {.near = 1, .unit = 2, .tiles = 1, .slots = 3},
+                                                          {.far = 1},
+                                                          {.far = 2},
+                                                          {.far = 2, .unit = 1},
+                                                          {.far = 2, .late = 1},
                                                           {.near = 1, .fold = 64},
                                                           {.near = 1, .alone = 1},
                                                           {.near = 1, .alone = 2},
                                                           {.near = 1, .alone = 2},
                                                           {.near = 1, .alone = 2, .fold = 1}};
-    for (size_t i = 0; i < sizeof attend_cases / sizeof *attend_cases; i++) {
-        const struct attend_case *c = &attend_cases[i];
-        if (small && c->cap > 4096) continue;
+    enum { CASES = sizeof attend_cases / sizeof *attend_cases };
+    for (size_t i = 0; i < 2 * CASES; i++) { /* without sinks; with */
+        const struct attend_case *c = &attend_cases[i % CASES];
+        const bool sinks = i >= CASES;
+        if ((small && c->cap > 4096) || (sinks && c->n > 64)) continue;
         rnd_state = 90 + i;
         size_t bytes, size = 4 * (size_t)c->n * (size_t)(c->n_head + 2 * c->n_kv) * (size_t)c->d;
         float *data = gaussians(size, 1.5f);
         int other = -1;
         bool finite = true;
         cuda_attention_tuning = (struct cuda_attention_tuning){.apart = 1};
-        char *want = attend_run(c, true, data, &bytes);
+        char *want = attend_run(c, true, sinks, data, &bytes);
         for (size_t j = 0; j < 4 * (size_t)c->n * (size_t)c->n_head * (size_t)c->d; j++)
             finite &= isfinite(((float *)want)[j]);
         for (int j = 0; j < (int)(sizeof others / sizeof *others) && other < 0; j++) {
+            if (sinks && (others[j].places || others[j].alone)) continue; /* forms that take none */
             for (int made = 0; made < (others[j].places == 2 ? 3 : 1) && other < 0; made += 2) {
                 cuda_attention_tuning = others[j];
                 cuda_attention_tuning.made = made;
                 kn_bound(gpu, j % 2 ? c->from + 2 * c->n : 0);
-                char *got = attend_run(c, false, data, &bytes);
+                char *got = attend_run(c, false, sinks, data, &bytes);
                 if (memcmp(want, got, bytes)) other = j;
                 free(got);
             }
@@ -636,7 +667,8 @@ void check_attend(void)
         kn_bound(gpu, 0);
         char why[64] = "";
         if (other >= 0) snprintf(why, sizeof why, ", other bits when launched as in %d", other);
-        verdict(other < 0 && finite, "attend, %s%s%s", c->name, finite ? "" : ", not finite", why);
+        verdict(other < 0 && finite, "attend, %s%s%s%s", c->name, sinks ? ", sinks" : "",
+                finite ? "" : ", not finite", why);
         free(want), free(data);
     }
 }

@@ -378,10 +378,10 @@ void check_walk(const struct kn_sampler *samplers, size_t n_samplers)
 
 void bench_draft(void)
 {
-    static const int vocab[] = {151936, 202048, 248320};
+    static const int vocab[] = {151936, 202048, 248320}, rows[] = {1, 7, 15};
     for (size_t v = 0; v < sizeof vocab / sizeof *vocab; v++)
-        for (int n = 7; n <= 15; n += 8) {
-            const int n_vocab = vocab[v], k = 16, rank = 256;
+        for (int i_rows = 0; i_rows < 3; i_rows++) {
+            const int n = rows[i_rows], n_vocab = vocab[v], k = 16, rank = 256;
             const size_t count = (size_t)n * (size_t)n_vocab;
             rnd_state = v;
             float *l = gaussians(count, 3.0f), *d = put(gpu, l, count * 4),

@@ -4,6 +4,7 @@
  * given once. And the sorting of rows' experts into tiles (experts.cuh), its steps run one after another for
  * all threads as the blocks of a launch run them between barriers. And that planners know which kernels there
  * are. */
+#include "../../../kernels/cuda/chain/grid_words.cuh"
 #include "../../../kernels/cuda/experts/experts.cuh"
 #include "../../../kernels/cuda/product/unpack.cuh"
 #include "../../block_scales.h"
@@ -88,6 +89,63 @@ template <uint32_t T> static int both()
     const int64_t block = kn_type_info(T)->block;
     int failed = !check<T>(block == 1 ? 77 : 3 * block, 21);
     return failed + !check<T>(block == 1 ? 1 : block, 1);
+}
+
+/* A type with a grid as a chain takes it apart (chain/grid_words.cuh) is what products of more rows take:
+ * codes, and ones of IQ1 added; scales of 32 columns, or 16, two a lane; d. first, log: where it stands in
+ * the table. */
+template <uint32_t T> static int words_of(uint32_t first, uint32_t log)
+{
+    using unit = grid_unit<T>;
+    const struct kn_type_info *t = kn_type_info(T);
+    const mm_type *m = product_type_of(T);
+    const grid_slot slot = {first, log};
+    std::vector<uint8_t> file(16 * t->bytes), st((size_t)m->unit_bytes), table(2 * CHAIN_GRID_PAGE, 0xee);
+    for (uint8_t &b : file) b = (uint8_t)rnd();
+    const mm_source source = {file.data(), t->bytes, 16, 256, T, (int32_t)t->bytes};
+    for (int i = 0; i < m->unit_bytes / 4; i++) {
+        const uint32_t w = mm_word(source, 0, i);
+        memcpy(st.data() + 4 * i, &w, 4);
+    }
+    for (uint32_t i = 0; i < (uint32_t)(grid_end(T) - grid_first(T)); i++)
+        for (uint32_t c = 0; c < grid_block<T>(slot) / (unit::four ? 4 : 8); c++) {
+            const uint32_t w = grid_word<T>(grid_all()[(uint32_t)grid_first(T) + i]);
+            memcpy(table.data() + grid_word_at<T>(i, c, slot), &w, 4);
+        }
+    int wrong = 0;
+    for (int lane = 0; lane < 32; lane++) {
+        const int g = lane / 4, q = lane % 4;
+        unit want;
+        grid_words<T> got;
+        want.open(st.data(), lane, grid_all());
+        got.open(st.data(), lane, table.data(), slot, grid_none());
+        for (int j = 0; j < 8; j++) {
+            uint32_t a[4], b[4], ones[4] = {0, 0, 0, 0};
+            want.step(j, a), got.step(j, b, ones);
+            for (int i = 0; i < 16; i++)
+                wrong += (int8_t)(a[i / 4] >> 8 * (i % 4)) !=
+                         (int8_t)(b[i / 4] >> 8 * (i % 4)) + (int8_t)(ones[i / 4] >> 8 * (i % 4));
+        }
+        for (int hi = 0; hi < 2; hi++) {
+            wrong += (want.d_of(hi) & 0xffff) != (got.d_of(st.data(), g, hi) & 0xffff);
+            for (int part = 0; part < (unit::halves ? 2 : 1); part++) {
+                int v[2];
+                got.scales(v, st.data(), g + 8 * hi, q, part);
+                for (int k = 0; k < 2; k++)
+                    wrong += 2 * v[k] + 1 != (unit::halves ? want.scale_of(4 * part + q, k, hi)
+                                                           : want.scale_of(2 * q + k, 0, hi));
+            }
+        }
+    }
+    printf("%s words/%s, from %u, %u copies: %d wrong\n", wrong ? "FAIL" : "ok  ", t->name, first,
+           grid_block<T>(slot) / (unit::four ? 4 : 8), wrong);
+    return wrong != 0;
+}
+template <uint32_t T> static int words()
+{
+    if (!chain_grid_lines(T))
+        return words_of<T>(0, 0) + words_of<T>(CHAIN_GRID_PAGE, 1) + words_of<T>(4096, 2);
+    return words_of<T>(0, 3) + words_of<T>(128, 6) + words_of<T>(0, 7);
 }
 
 /* Every pair in one tile of its expert, in order, tiles full but an expert's last, as many as are made room
@@ -256,6 +314,10 @@ static int all_attention()
         wrong += same_bytes("stream", d, f, s, attn_stream_bytes(d));
         f = attn_places_of(d, type, &s);
         wrong += same_bytes("places", d, f, s, attn_places_bytes(d));
+        for (int32_t n = 1; n <= ATTN_FEW; n += 21) {
+            f = attn_paths_of(d, type, n, &s);
+            wrong += same_bytes("paths", d, f, s, attn_paths_bytes(d, n));
+        }
         f = attn_columns_of(d, type, &s);
         wrong += same_bytes("columns", d, f, s, attn_columns_block_bytes(d));
         f = attn_alone_of(d, type, &s);
@@ -278,8 +340,9 @@ int main()
                        both<KN_Q5_K>() + both<KN_Q6_K>() + both<KN_Q2_K>() + both<KN_Q3_K>() +
                        both<KN_IQ4_NL>() + both<KN_IQ4_XS>() + both<KN_MXFP4>() + both<KN_IQ2_XXS>() +
                        both<KN_IQ2_XS>() + both<KN_IQ2_S>() + both<KN_IQ3_XXS>() + both<KN_IQ3_S>() +
-                       both<KN_IQ1_S>() + both<KN_IQ1_M>() + all_tiles() + all_kernels() + all_experts() +
-                       all_attention();
+                       both<KN_IQ1_S>() + both<KN_IQ1_M>() + words<KN_IQ2_XXS>() + words<KN_IQ2_XS>() +
+                       words<KN_IQ2_S>() + words<KN_IQ3_XXS>() + words<KN_IQ3_S>() + words<KN_IQ1_S>() +
+                       words<KN_IQ1_M>() + all_tiles() + all_kernels() + all_experts() + all_attention();
     printf("test_layout: %d failed\n", failed);
     return failed != 0;
 }

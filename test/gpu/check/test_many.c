@@ -150,10 +150,7 @@ static double worst_of(const struct matrix *m, const float *x, const float *norm
  * enough, else by the library; a rest too short for both by the row kernels. */
 static bool by_many(const struct forms *before, uint32_t type, int n)
 {
-    const bool of_32 = kn_type_info(type)->block == 32;
-    const int few = of_32 && many_tuning.tile_rows_32 < many_tuning.tile_rows ? many_tuning.tile_rows_32
-                                                                              : many_tuning.tile_rows,
-              most = cuda_is_early(gpu) && !grid_has(type) && type != KN_MXFP4 ? few : 0,
+    const int most = cuda_is_early(gpu) && !grid_has(type) && type != KN_MXFP4 ? many_tuning.tile_rows : 0,
               rest = n % many_tuning.rows;
     long tiles = 0, library = 0;
     *(many_tuning.rows <= most ? &tiles : &library) += n / many_tuning.rows;
@@ -263,7 +260,7 @@ static void check_bits(uint32_t type, int n_in, int n_out)
     float *dx = put(gpu, x, (size_t)n * (size_t)n_in * 4),
           *dout = put(gpu, NULL, (size_t)n * (size_t)n_out * 4);
     must(gpu, "reserve", kn_op(gpu)->reserve(gpu, n, n_in, 8, 1, 64));
-    many_tuning.tile_rows = many_tuning.tile_rows_32 = n;
+    many_tuning.tile_rows = n;
     must(gpu, "linear", kn_op(gpu)->linear(gpu, dout, &m.w, dx, n, false));
     float *all = get(gpu, dout, (size_t)n * (size_t)n_out * 4);
     for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
@@ -282,6 +279,35 @@ static void check_bits(uint32_t type, int n_in, int n_out)
     }
     many_tuning = usual;
     free(all), free(x), drop(gpu, dx), drop(gpu, dout), drop_matrix(&m);
+}
+
+/* Gates and ups have the same bits by every kind of tiles. */
+static void check_gated_bits(uint32_t type, int n_in, int n_out, int n)
+{
+    const struct many_tuning usual = many_tuning;
+    struct matrix m[2] = {make_matrix(type, n_in, n_out, 0.03f), make_matrix(type, n_in, n_out, 0.2f)};
+    const size_t in = (size_t)n * (size_t)n_in * 4, outs = (size_t)n * (size_t)n_out * 4;
+    float *x = malloc(in), *first = NULL;
+    for (size_t i = 0; i < in / 4; i++) x[i] = gaussian(1.0f);
+    float *dx = put(gpu, x, in), *dout = put(gpu, NULL, outs);
+    int others = 0;
+    must(gpu, "reserve", kn_op(gpu)->reserve(gpu, n, n_in, 8, 1, 64));
+    many_tuning.tile_rows = n;
+    for (int tile = -1; tile < many_tile_kinds; tile++) {
+        many_tuning.tile = tile;
+        must(gpu, "norm_gated",
+             kn_op(gpu)->norm_gated(gpu, dout, &m[0].w, &m[1].w, dx, NULL, 1e-6f, KN_ACT_SILU, n));
+        float *some = get(gpu, dout, outs);
+        others += first && memcmp(some, first, outs) != 0;
+        if (first)
+            free(some);
+        else
+            first = some;
+    }
+    verdict(!others, "many bits of gates and ups, %s [%d, %d], %d rows: %d of %d kinds of tiles give others",
+            kn_type_info(type)->name, n_out, n_in, n, others, many_tile_kinds + 1);
+    many_tuning = usual;
+    free(x), free(first), drop(gpu, dx), drop(gpu, dout), drop_matrix(&m[0]), drop_matrix(&m[1]);
 }
 
 /* Up to many_tuning.wide_rows rows of K types have the bits of rows that come in calls of 64; beside another
@@ -365,14 +391,22 @@ static void check(bool small)
     const struct shape big = {1024, 700, 2148}; /* more than one pass: 2048 and 100 rows */
     check_linear(KN_Q4_K, &big);
     check_norm(KN_Q4_K, KN_Q8_0, &(struct shape){1024, 700, 200}); /* two launches of tiles */
-    check_linear(KN_Q4_K, &(struct shape){1024, 2100, 500});       /* several tiles a block */
+    check_norm(KN_Q8_0, KN_Q5_1,
+               &(struct shape){1024, 700, 200});             /* of sets that have kernels of their own */
+    check_linear(KN_Q4_K, &(struct shape){1024, 2100, 500}); /* several tiles a block */
     check_linear(KN_Q8_0, &(struct shape){1024, 2100, 500});
     check_library();
     if (!cuda_is_early(gpu)) return;
     check_bits(KN_Q4_K, 4096, 1000);
     check_bits(KN_Q6_K, 2048, 1000);
     check_bits(KN_Q8_0, 2080, 1000);
+    check_bits(KN_Q5_1, 1056, 1000);
+    check_bits(KN_IQ4_NL, 2048, 1000);
     check_bits(KN_BF16, 1056, 1000);
+    check_gated_bits(KN_Q4_K, 1024, 700, 300);
+    check_gated_bits(KN_Q3_K, 1280, 1000, 129);
+    check_gated_bits(KN_Q8_0, 1056, 700, 200);
+    check_gated_bits(KN_BF16, 1056, 328, 100);
     many_tuning.wide_rows = wide;
     check_wide(KN_Q4_K, KN_Q6_K, 1024, 700, 65);
     check_wide(KN_Q6_K, KN_Q4_K, 5120, 1024, 80);

@@ -4,6 +4,7 @@
  * usage: trees_gpu [--generic] [--device DEVICE]   DEVICE cpu runs the checks themselves, without a GPU
  * Prints "ok   gpu/..." or "FAIL gpu/..." a case; exit 1 if any failed, 5 if there is no device. */
 #include "../../unit/kernels/delta_ref.h"
+#include "../forms.h"
 #include "../harness.h"
 
 #include "../../../common/run/tree.h"
@@ -41,6 +42,27 @@ static const struct attention_case {
     uint32_t k, v;
 } attention_cases[] = {
     {2, 0, 64, 32, 8, 128, 512, 0, 0, KN_F16, KN_F16},
+    {3, 0, 64, 32, 8, 128, 512, 15, 0, KN_F16, KN_F16},
+    {4, 2, 64, 24, 4, 256, 512, 64, 0, KN_BF16, KN_BF16},
+    {7, 2, 8, 40, 8, 128, 1024, 637, 0, KN_F16, KN_F16},
+    {8, 2, 8, 24, 4, 256, 1024, 250, 0, KN_F16, KN_F16},
+    {9, 2, 8, 32, 2, 128, 512, 300, 0, KN_BF16, KN_BF16},
+    {16, 3, 16, 32, 8, 128, 512, 56, 0, KN_F16, KN_F16},
+    {16, 2, 8, 24, 4, 256, 2048, 1985, 0, KN_F16, KN_F16},
+    {17, 0, 2, 32, 8, 128, 512, 127, 0, KN_F16, KN_F16},
+    {20, 2, 8, 8, 8, 128, 512, 190, 0, KN_F16, KN_F16},
+    {24, 3, 24, 16, 4, 256, 2048, 505, 0, KN_BF16, KN_BF16},
+    {33, 1, 5, 24, 4, 256, 512, 111, 0, KN_F16, KN_F16},
+    {48, 3, 48, 32, 8, 128, 1024, 0, 0, KN_BF16, KN_BF16},
+    {64, 3, 64, 32, 8, 128, 1024, 500, 0, KN_F16, KN_F16},
+    {64, 0, 3, 32, 8, 128, 2048, 1900, 0, KN_F16, KN_F16},
+    {16, 2, 8, 32, 8, 128, 4096, 4032, 0, KN_F16, KN_F16},
+    {16, 2, 8, 32, 8, 128, 9216, 20, 0, KN_F16, KN_F16}, /* little of a long ring */
+    {8, 2, 8, 32, 8, 128, 9216, 70, 0, KN_BF16, KN_BF16},
+    {48, 3, 48, 32, 8, 128, 9216, 640, 0, KN_F16, KN_F16},
+    {64, 1, 8, 32, 8, 128, 9216, 4608, 0, KN_F16, KN_F16},
+    {16, 2, 8, 24, 4, 256, 6144, 5000, 0, KN_F16, KN_F16},
+    {40, 2, 8, 24, 4, 256, 6144, 130, 0, KN_BF16, KN_BF16},
     {5, 2, 64, 32, 8, 128, 512, 63, 0, KN_F16, KN_F16},
     {8, 1, 8, 32, 8, 128, 512, 60, 0, KN_BF16, KN_BF16},
     {16, 2, 16, 32, 8, 128, 2048, 510, 0, KN_F16, KN_F16},
@@ -73,10 +95,14 @@ static const struct attention_case {
     {33, 1, 8, 20, 1, 64, 512, 400, 100, KN_F16, KN_Q8_0},
     {9, 2, 8, 6, 2, 96, 512, 300, 0, KN_Q4_0, KN_Q5_0},
     {9, 2, 8, 32, 8, 128, 512, 250, 0, KN_Q4_0, KN_BF16},
+    {16, 2, 8, 32, 8, 128, 9216, 700, 0, KN_F16, KN_F16}, /* by leaves where positions are promised */
+    {31, 3, 31, 24, 4, 256, 9216, 1020, 0, KN_BF16, KN_BF16},
+    {16, 2, 16, 32, 4, 512, 9216, 777, 0, KN_F16, KN_F16},
     {31, 2, 8, 32, 2, 512, 16384, 9000, 0, KN_Q4_0, KN_Q4_0}, /* not all at once: 30 rows, then one */
 };
 
-/* Rows of a cache like kv. */
+/* Rows of a cache like kv. The first so many are drawn, then they come again: long rings took minutes. */
+#define DISTINCT 307
 static void *random_cache(const struct kn_kv *kv, bool values, size_t rows)
 {
     const size_t row = kn_kv_row_bytes(kv, values ? kv->type.v : kv->type.k);
@@ -84,6 +110,10 @@ static void *random_cache(const struct kn_kv *kv, bool values, size_t rows)
     unsigned char *p = calloc(rows, row);
     float *x = malloc((size_t)n * 4);
     for (size_t r = 0; r < rows; r++) {
+        if (r >= DISTINCT) {
+            memcpy(p + r * row, p + (r - DISTINCT) * row, row);
+            continue;
+        }
         for (int i = 0; i < n; i++) x[i] = gaussian(1.0f);
         kn_kv_put(kv, values, x, p + r * row);
     }
@@ -91,7 +121,64 @@ static void *random_cache(const struct kn_kv *kv, bool values, size_t rows)
     return p;
 }
 
-static void check_attention_case(const struct attention_case *c, bool bound)
+/* What a product makes of the results, told of it before (a->then) or not; gated: by op->gate_linear. */
+static float *product_of(const struct kn_attention *a, const struct kn_weight *w, const float *gate,
+                         bool told)
+{
+    enum { N_OUT = 48 };
+    const struct kn_ops *op = kn_op(gpu);
+    struct kn_attention b = *a;
+    float *y = put(gpu, NULL, (size_t)a->n * N_OUT * 4);
+    b.then = told ? w : NULL, b.gate = told ? gate : NULL;
+    must(gpu, "attention", op->attention(gpu, &b));
+    if (gate)
+        must(gpu, "gate_linear", op->gate_linear(gpu, y, w, b.out, gate, a->n));
+    else
+        must(gpu, "linear", op->linear(gpu, y, w, b.out, a->n, false));
+    return take(gpu, y, (size_t)a->n * N_OUT * 4);
+}
+static bool check_product(const struct kn_attention *a)
+{
+    enum { N_OUT = 48 };
+    static const uint32_t types[] = {KN_Q4_K, KN_Q8_0, KN_Q4_1, KN_F16};
+    const struct kn_ops *op = kn_op(gpu);
+    const int64_t n_in = (int64_t)a->n_head * a->kv->head_dim;
+    float *x = gaussians((size_t)n_in, 1.0f), *rows = gaussians((size_t)a->n * (size_t)n_in, 1.0f),
+          *gate = put(gpu, rows, (size_t)a->n * (size_t)n_in * 4);
+    bool same = true;
+    for (int k = 0; k < 4 && n_in % 256 == 0; k++) {
+        const size_t row = kn_row_bytes(types[k], n_in);
+        char *packed = malloc(N_OUT * row);
+        struct kn_weight w = {0};
+        for (int i = 0; i < N_OUT; i++) {
+            x[i] += 1.0f;
+            if (kn_encode_row(types[k], x, packed + (size_t)i * row, n_in, NULL)) die("encode", "weights");
+        }
+        must(gpu, "weight_load", op->weight_load(gpu, &w, types[k], n_in, N_OUT, packed, KN_USE_LINEAR));
+        for (int gated = 0; gated < (op->gate_linear ? 2 : 1); gated++) {
+            float *b = product_of(a, &w, gated ? gate : NULL, false),
+                  *t = product_of(a, &w, gated ? gate : NULL, true);
+            same &= !memcmp(b, t, (size_t)a->n * N_OUT * 4);
+            free(b), free(t);
+        }
+        op->weight_free(gpu, &w);
+        free(packed);
+    }
+    drop(gpu, gate);
+    free(x), free(rows);
+    return same;
+}
+
+/* A row's results; nans: any NaN for any other. */
+static bool same_row(const float *a, const float *b, size_t n, bool nans)
+{
+    for (size_t i = 0; i < n; i++)
+        if (memcmp(a + i, b + i, 4) && !(nans && isnan(a[i]) && isnan(b[i]))) return false;
+    return true;
+}
+
+/* bound: and the last row's value is a NaN, of which no other row may see anything. */
+static void check_attention_case(const struct attention_case *c, bool bound, bool sinks)
 {
     const struct kn_ops *op = kn_op(gpu);
     struct kn_tree t;
@@ -103,12 +190,15 @@ static void check_attention_case(const struct attention_case *c, bool bound)
                   *hv = random_cache(&kv, true, (size_t)c->cap),
                   *tk = random_cache(&kv, false, KN_CYCLE_ROWS), *tv = random_cache(&kv, true, KN_CYCLE_ROWS);
     float *q = gaussians(row * (size_t)c->n, 1.0f);
+    const bool nan = bound && c->k == c->v && (c->v == KN_F16 || c->v == KN_BF16);
+    if (nan) memset(tv + (size_t)(c->n - 1) * bv, 0xff, bv);
     make_tree(&t, c->n, c->deep, c->most, c->base, 9);
-    must(gpu, "reserve", op->reserve(gpu, c->n, 64, 0, c->n_head, c->d));
+    must(gpu, "reserve", op->reserve(gpu, c->n, (int64_t)row, 0, c->n_head, c->d));
     must(gpu, "reserve_kv", op->reserve_kv(gpu, c->n, c->n_head, &kv, c->window));
     kv.k = put(gpu, hk, bk * (size_t)c->cap), kv.v = put(gpu, hv, bv * (size_t)c->cap);
     tail.k = put(gpu, tk, bk * KN_CYCLE_ROWS), tail.v = put(gpu, tv, bv * KN_CYCLE_ROWS);
     float *dq = put(gpu, q, row * (size_t)c->n * 4), *out = put(gpu, NULL, row * (size_t)c->n * 4);
+    float *sunk = put(gpu, q, (size_t)c->n_head * 4);
     struct kn_tree *dt = put(gpu, &t, sizeof t);
     struct kn_attention a = {.q = dq,
                              .out = out,
@@ -120,10 +210,12 @@ static void check_attention_case(const struct attention_case *c, bool bound)
                              .causal = true,
                              .window = c->window,
                              .tree = dt,
-                             .tail = &tail};
+                             .tail = &tail,
+                             .sinks = sinks ? sunk : NULL};
     kn_bound(gpu, bound ? c->base + KN_CYCLE_ROWS : 0);
     must(gpu, "attention", op->attention(gpu, &a));
     float *got = get(gpu, out, row * (size_t)c->n * 4);
+    const bool product = bound || check_product(&a);
     int other = 0, first = -1;
     for (int32_t r = 0; r < c->n; r++) { /* its path, as a chain writes it into the ring */
         const int32_t n = t.pos[r] - t.pos[0] + 1;
@@ -136,7 +228,8 @@ static void check_attention_case(const struct attention_case *c, bool bound)
         one.q = dq + (size_t)r * row, one.pos = dt->pos + r, one.n = 1, one.tree = NULL, one.tail = NULL;
         must(gpu, "attention", op->attention(gpu, &one));
         float *want = get(gpu, out, row * 4);
-        if (memcmp(want, got + (size_t)r * row, row * 4)) other++, first = first < 0 ? r : first;
+        if (!same_row(want, got + (size_t)r * row, row, nan && r == c->n - 1))
+            other++, first = first < 0 ? r : first;
         free(want);
         for (int32_t i = 0; i < n; i++) {
             const size_t slot = (size_t)kn_kv_slot(&kv, t.pos[0] + i);
@@ -145,13 +238,132 @@ static void check_attention_case(const struct attention_case *c, bool bound)
         }
     }
     kn_bound(gpu, 0);
-    verdict(!other,
-            "tree attention, %d rows at %d, %d/%d heads of %d, window %d, %s and %s%s: %d rows differ%s%d",
-            c->n, c->base, c->n_head, c->n_kv, c->d, c->window, kn_kv_name(c->k), kn_kv_name(c->v),
-            bound ? ", a bound" : "", other, other ? ", first " : " of ", other ? first : c->n);
-    drop(gpu, dq), drop(gpu, out), drop(gpu, dt);
+    verdict(
+        !other && product,
+        "tree attention, %d rows at %d, %d/%d heads of %d, window %d, %s and %s%s%s: %d rows differ%s%d%s",
+        c->n, c->base, c->n_head, c->n_kv, c->d, c->window, kn_kv_name(c->k), kn_kv_name(c->v),
+        bound ? ", a bound" : "", sinks ? ", sinks" : "", other, other ? ", first " : " of ",
+        other ? first : c->n, product ? "" : ", other bits of a product that it was told of");
+    drop(gpu, dq), drop(gpu, out), drop(gpu, dt), drop(gpu, sunk);
     drop(gpu, kv.k), drop(gpu, kv.v), drop(gpu, tail.k), drop(gpu, tail.v);
     free(hk), free(hv), free(tk), free(tv), free(q), free(got);
+}
+
+/* ---- attention with the norms, the rotation and the writing before it ---- */
+
+/* Rows of a call: of a tree, its own; of a chain, those of a path. */
+struct stored {
+    struct kn_rope_store s;
+    struct kn_attention a;
+    void *memory[8];
+    int n;
+};
+static float *rows_up(struct stored *d, const float *x, size_t width, const uint8_t *rows, int32_t n)
+{
+    float *some = malloc((size_t)n * width * 4);
+    for (int32_t i = 0; i < n; i++)
+        memcpy(some + (size_t)i * width, x + (rows ? rows[i] : (size_t)i) * width, width * 4);
+    float *p = d->memory[d->n++] = put(gpu, some, (size_t)n * width * 4);
+    free(some);
+    return p;
+}
+struct raw_rows {
+    float *q, *k, *v, *q_norm, *k_norm;
+    double *freq;
+};
+/* n rows from pos[0] on; where: their own positions. What they give, and their keys and values in kv. */
+static float *attend_rows(const struct attention_case *c, const struct raw_rows *x, const uint8_t *rows,
+                          int32_t n, const int32_t *pos, const int32_t *where, const struct kn_kv *to,
+                          const struct kn_kv *kv, const struct kn_tree *tree)
+{
+    const struct kn_ops *op = kn_op(gpu);
+    const size_t wide = (size_t)c->n_head * (size_t)c->d, small = (size_t)c->n_kv * (size_t)c->d;
+    struct stored d = {.n = 0};
+    float *table = d.memory[d.n++] = put(gpu, NULL, (size_t)n * (size_t)c->d * 4),
+          *out = d.memory[d.n++] = put(gpu, NULL, (size_t)n * wide * 4);
+    d.s = (struct kn_rope_store){.q = rows_up(&d, x->q, wide, rows, n),
+                                 .k = rows_up(&d, x->k, small, rows, n),
+                                 .v = rows_up(&d, x->v, small, rows, n),
+                                 .q_norm = x->q_norm,
+                                 .k_norm = x->k_norm,
+                                 .table = table,
+                                 .pos = where,
+                                 .n = n,
+                                 .n_head = c->n_head,
+                                 .n_rot = c->d == 256 ? 64 : c->d,
+                                 .eps = 1e-6f,
+                                 .kv = to};
+    d.a = (struct kn_attention){.q = d.s.q,
+                                .out = out,
+                                .kv = kv,
+                                .pos = pos,
+                                .n = n,
+                                .n_head = c->n_head,
+                                .scale = 1 / sqrtf((float)c->d),
+                                .causal = true,
+                                .window = c->window,
+                                .tree = tree,
+                                .tail = tree ? to : NULL};
+    must(gpu, "rope_table", op->rope_table(gpu, table, pos, NULL, n, x->freq, d.s.n_rot));
+    if (op->attend) {
+        must(gpu, "attend", op->attend(gpu, &d.s, &d.a));
+    } else {
+        must(gpu, "rope_store", op->rope_store(gpu, &d.s));
+        must(gpu, "attention", op->attention(gpu, &d.a));
+    }
+    float *got = get(gpu, out, (size_t)n * wide * 4);
+    for (int i = 0; i < d.n; i++) drop(gpu, d.memory[i]);
+    return got;
+}
+
+static void check_attend_case(const struct attention_case *c, bool bound)
+{
+    const struct kn_ops *op = kn_op(gpu);
+    struct kn_tree t;
+    const size_t row = (size_t)c->n_head * (size_t)c->d, small = (size_t)c->n_kv * (size_t)c->d,
+                 n = (size_t)c->n;
+    struct kn_kv kv = {.type = {c->k, c->v}, .cap = c->cap, .n_head_kv = c->n_kv, .head_dim = c->d};
+    struct kn_kv tail = kn_kv_like(&kv, KN_CYCLE_ROWS);
+    const size_t bk = kn_kv_row_bytes(&kv, c->k), bv = kn_kv_row_bytes(&kv, c->v), cap = (size_t)c->cap;
+    unsigned char *hk = random_cache(&kv, false, cap), *hv = random_cache(&kv, true, cap);
+    float *gk = gaussians((size_t)c->d, 1.0f), *gq = gaussians((size_t)c->d, 1.0f);
+    double freq[256];
+    for (int i = 0; i < 256; i++) freq[i] = pow(10000.0, -i / 64.0);
+    struct raw_rows x = {.q = gaussians(row * n, 1.0f), .k = gaussians(small * n, 1.0f)};
+    x.v = gaussians(small * n, 1.0f);
+    x.freq = put(gpu, freq, sizeof freq);
+    x.q_norm = put(gpu, gq, (size_t)c->d * 4), x.k_norm = put(gpu, gk, (size_t)c->d * 4);
+    make_tree(&t, c->n, c->deep, c->most, c->base, 9);
+    must(gpu, "reserve", op->reserve(gpu, c->n, 64, 0, c->n_head, c->d));
+    must(gpu, "reserve_kv", op->reserve_kv(gpu, c->n, c->n_head, &kv, c->window));
+    kv.k = put(gpu, hk, bk * cap), kv.v = put(gpu, hv, bv * cap);
+    tail.k = put(gpu, NULL, bk * KN_CYCLE_ROWS), tail.v = put(gpu, NULL, bv * KN_CYCLE_ROWS);
+    struct kn_tree *dt = put(gpu, &t, sizeof t);
+    int32_t own[KN_CYCLE_ROWS];
+    for (int32_t i = 0; i < KN_CYCLE_ROWS; i++) own[i] = i;
+    int32_t *rows = put(gpu, own, sizeof own);
+    kn_bound(gpu, bound ? c->base + KN_CYCLE_ROWS : 0);
+    float *got = attend_rows(c, &x, NULL, c->n, dt->pos, rows, &tail, &kv, dt);
+    unsigned char *tk = get(gpu, tail.k, bk * KN_CYCLE_ROWS), *tv = get(gpu, tail.v, bv * KN_CYCLE_ROWS);
+    int other = 0, kept = 0;
+    for (int32_t r = 0; r < c->n; r++) {
+        const int32_t deep = t.pos[r] - t.pos[0] + 1;
+        const size_t slot = (size_t)kn_kv_slot(&kv, t.pos[r]);
+        float *want = attend_rows(c, &x, t.path[r], deep, dt->at, dt->at, &kv, &kv, NULL);
+        other += memcmp(want + (size_t)(deep - 1) * row, got + (size_t)r * row, row * 4) != 0;
+        unsigned char *k = get(gpu, (char *)kv.k + slot * bk, bk),
+                      *v = get(gpu, (char *)kv.v + slot * bv, bv);
+        kept += memcmp(k, tk + (size_t)r * bk, bk) || memcmp(v, tv + (size_t)r * bv, bv);
+        free(want), free(k), free(v);
+    }
+    kn_bound(gpu, 0);
+    verdict(!other && !kept,
+            "tree attend, %d rows at %d, %d/%d heads of %d, window %d, %s%s: %d rows differ, %d of the tail",
+            c->n, c->base, c->n_head, c->n_kv, c->d, c->window, kn_kv_name(c->k), bound ? ", a bound" : "",
+            other, kept);
+    void *all[] = {x.freq, x.q_norm, x.k_norm, kv.k, kv.v, tail.k, tail.v, dt, rows};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) drop(gpu, all[i]);
+    free(hk), free(hv), free(gk), free(gq), free(x.q), free(x.k), free(x.v), free(got), free(tk), free(tv);
 }
 
 /* ---- delta nets ---- */
@@ -453,8 +665,22 @@ int main(int argc, char **argv)
         return 5;
     }
     rnd_state = 11;
+    const bool cuda = !strcmp(o.device, "cuda");
+    struct forms before = {{0}};
+    if (cuda) before = forms_now(gpu);
     for (size_t i = 0; i < sizeof attention_cases / sizeof *attention_cases; i++)
-        for (int bound = 0; bound < 2; bound++) check_attention_case(&attention_cases[i], bound);
+        for (int k = 0; k < 4; k++) check_attention_case(&attention_cases[i], k % 2, k / 2);
+    for (size_t i = 0; i < sizeof attention_cases / sizeof *attention_cases; i++) {
+        const struct attention_case *c = &attention_cases[i];
+        if (c->k != c->v || (c->k != KN_F16 && c->k != KN_BF16)) continue;
+        for (int bound = 0; bound < 2; bound++) check_attend_case(c, bound);
+    }
+    if (cuda) { /* where blocks may wait for each other, in one launch where that can be */
+        const bool paths = forms_since(gpu, &before, CUDA_ATTN_PATHS) > 0,
+                   tree = forms_since(gpu, &before, CUDA_ATTN_TREE) > 0;
+        verdict(paths == cuda_is_early(gpu) && tree, "tree attention: in one launch %d, in two %d", paths,
+                tree);
+    }
     check_delta_trees();
     for (int i = 0; i < 12; i++)
         check_stays(i == 0 ? 1 : 2 + draw(63), i % 4, i % 2 ? 8 : 64,

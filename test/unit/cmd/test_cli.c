@@ -58,6 +58,7 @@ static int run(const char *line, int min_args, int max_args)
     pid = fork();
     if (!pid) {
         struct cli c = {.tool = "test",
+                        .wants = "IN",
                         .synopsis = "[-o FILE] IN\n    [--type TYPE]\n--diff A B",
                         .summary = "Tests the parser.",
                         .flags = flags,
@@ -110,78 +111,82 @@ static void accepted(void **state)
                         "force=0 o= type= n=0 big=0 seed=0 temp=0 list=0: q=0 v=0 args=[-][--force][-o][--]");
 }
 
+static const char *const refused_words[][2] = {
+    {"--nope", "unknown flag --nope"},
+    {"--nope=3", "unknown flag --nope"},
+    {"-x", "unknown flag -x"},
+    {"-ofile", "unknown flag -ofile"},
+    {"--forc", "unknown flag --forc (did you mean --force?)"},
+    {"--forcee=3", "unknown flag --forcee (did you mean --force?)"},
+    {"--tpye x", "unknown flag --tpye (did you mean --type?)"},
+    {"--tempo", "unknown flag --tempo (did you mean --temp?)"},
+    {"-force", "unknown flag -force (did you mean --force?)"},
+    {"--versoin", "unknown flag --versoin (did you mean --version?)"},
+    {"--tepy", "unknown flag --tepy"}, /* two edits from --type */
+    {"--a-flag-with-a-long-name-that-is-longer-than-any-flag-there-ever-was-here",
+     "unknown flag --a-flag-with-a-long-name-that-is-longer-than-any-flag-there-ever-was-here"},
+    {"--force=1", "--force takes no value (got '1')"},
+    {"-o", "-o needs a value (expected FILE)"},
+    {"-o --force", "-o needs a value (expected FILE, got the flag --force)"},
+    {"--counted", "--counted needs a value (expected K FILE)"},
+    {"--counted 3", "--counted needs a value (expected K FILE)"},
+    {"--counted 3 -o", "--counted needs a value (expected K FILE, got the flag -o)"},
+    {"--counted 10 x", "--counted: out of range (expected 0 to 9, got 10)"},
+    {"--counted x 3", "--counted: not a whole number (expected K FILE, got 'x')"},
+    {"--n --type x", "--n needs a value (expected N, got the flag --type)"},
+    {"--type -q", "--type needs a value (expected TYPE, got the flag -q)"},
+    {"-o= x", "unknown flag -o= (did you mean -o?)"},
+    {"-o=x", "unknown flag -o=x (did you mean -o x?)"},
+    {"-m x", "unknown flag -m (expected IN without one)"},
+    {"--target=", "--target: the name is empty (expected DIR|GGUF)"},
+    {"--n", "--n needs a value (expected N)"},
+    {"--n=", "--n: not a whole number (expected N, got '')"},
+    {"--n 7x", "--n: not a whole number (expected N, got '7x')"},
+    {"--n 0x10", "--n: not a whole number (expected N, got '0x10')"},
+    {"--n 1.5", "--n: not a whole number (expected N, got '1.5')"},
+    {"--n 1-2", "--n: not a whole number (expected N, got '1-2')"},
+    {"--n -", "--n: not a whole number (expected N, got '-')"},
+    {"--n 2147483648", "--n: out of range (expected -2147483648 to 2147483647, got 2147483648)"},
+    {"--n 99999999999999999999",
+     "--n: out of range (expected -2147483648 to 2147483647, got 99999999999999999999)"},
+    {"--threads 0", "--threads: out of range (expected 1 to 1024, got 0)"},
+    {"--threads 1025", "--threads: out of range (expected 1 to 1024, got 1025)"},
+    {"--seed -1", "--seed: not a whole number of 0 or more (expected SEED, got '-1')"},
+    {"--seed 18446744073709551616",
+     "--seed: out of range (expected 0 to 18446744073709551615, got 18446744073709551616)"},
+    {"--temp nan", "--temp: not a number (expected T, got 'nan')"},
+    {"--temp inf", "--temp: not a number (expected T, got 'inf')"},
+    {"--temp 1..2", "--temp: not a number (expected T, got '1..2')"},
+    {"--temp 0x1p3", "--temp: not a number (expected T, got '0x1p3')"},
+    {"--temp 1e39", "--temp: out of range of a float (got 1e39)"},
+    {"--type=", "--type: the value is empty (expected TYPE)"},
+    {"--threads 99999999999", "--threads: out of range (expected 1 to 1024, got 99999999999)"},
+    {"--threads 0", "--threads: out of range (expected 1 to 1024, got 0)"},
+    {"--temp 1e-46", "--temp: too small for a float (expected 0 or at least 1.4e-45 in size, got 1e-46)"},
+    {"--temp -0.0e-9 --temp .001e-400",
+     "--temp: too small for a float (expected 0 or at least 1.4e-45 in size, got .001e-400)"},
+    {"--temp -0.5", "--temp: out of range (expected 0 to 100, got -0.5)"},
+    {"--mass 0", "--mass: out of range (expected above 0 to 1, got 0)"},
+    {"--mass -0", "--mass: out of range (expected above 0 to 1, got -0)"},
+    {"--mass 1e-50", "--mass: out of range (expected above 0 to 1, got 1e-50)"}, /* 0 as a float */
+    {"--mass 1.5", "--mass: out of range (expected above 0 to 1, got 1.5)"},
+    {"--temp 100.1", "--temp: out of range (expected 0 to 100, got 100.1)"},
+    {"a", "missing argument: IN (expected at least 2, got 1)"},
+    {"a b c d", "too many arguments: 'd' (expected at most 3, got 4)"},
+};
+
 static void refused(void **state)
 {
-    static const char *const cases[][2] = {
-        {"--nope", "unknown flag --nope"},
-        {"--nope=3", "unknown flag --nope"},
-        {"-x", "unknown flag -x"},
-        {"-ofile", "unknown flag -ofile"},
-        {"--forc", "unknown flag --forc (did you mean --force?)"},
-        {"--forcee=3", "unknown flag --forcee (did you mean --force?)"},
-        {"--tpye x", "unknown flag --tpye (did you mean --type?)"},
-        {"--tempo", "unknown flag --tempo (did you mean --temp?)"},
-        {"-force", "unknown flag -force (did you mean --force?)"},
-        {"--versoin", "unknown flag --versoin (did you mean --version?)"},
-        {"--tepy", "unknown flag --tepy"}, /* two edits from --type */
-        {"--a-flag-with-a-long-name-that-is-longer-than-any-flag-there-ever-was-here",
-         "unknown flag --a-flag-with-a-long-name-that-is-longer-than-any-flag-there-ever-was-here"},
-        {"--force=1", "--force takes no value (got '1')"},
-        {"-o", "-o needs a value (expected FILE)"},
-        {"-o --force", "-o needs a value (expected FILE, got the flag --force)"},
-        {"--counted", "--counted needs a value (expected K FILE)"},
-        {"--counted 3", "--counted needs a value (expected K FILE)"},
-        {"--counted 3 -o", "--counted needs a value (expected K FILE, got the flag -o)"},
-        {"--counted 10 x", "--counted: out of range (expected 0 to 9, got 10)"},
-        {"--counted x 3", "--counted: not a whole number (expected K FILE, got 'x')"},
-        {"--n --type x", "--n needs a value (expected N, got the flag --type)"},
-        {"--type -q", "--type needs a value (expected TYPE, got the flag -q)"},
-        {"-o= x", "unknown flag -o= (did you mean -o?)"},
-        {"--target=", "--target: the name is empty (expected DIR|GGUF)"},
-        {"--n", "--n needs a value (expected N)"},
-        {"--n=", "--n: not a whole number (expected N, got '')"},
-        {"--n 7x", "--n: not a whole number (expected N, got '7x')"},
-        {"--n 0x10", "--n: not a whole number (expected N, got '0x10')"},
-        {"--n 1.5", "--n: not a whole number (expected N, got '1.5')"},
-        {"--n 1-2", "--n: not a whole number (expected N, got '1-2')"},
-        {"--n -", "--n: not a whole number (expected N, got '-')"},
-        {"--n 2147483648", "--n: out of range (expected -2147483648 to 2147483647, got 2147483648)"},
-        {"--n 99999999999999999999",
-         "--n: out of range (expected -2147483648 to 2147483647, got 99999999999999999999)"},
-        {"--threads 0", "--threads: out of range (expected 1 to 1024, got 0)"},
-        {"--threads 1025", "--threads: out of range (expected 1 to 1024, got 1025)"},
-        {"--seed -1", "--seed: not a whole number of 0 or more (expected SEED, got '-1')"},
-        {"--seed 18446744073709551616",
-         "--seed: out of range (expected 0 to 18446744073709551615, got 18446744073709551616)"},
-        {"--temp nan", "--temp: not a number (expected T, got 'nan')"},
-        {"--temp inf", "--temp: not a number (expected T, got 'inf')"},
-        {"--temp 1..2", "--temp: not a number (expected T, got '1..2')"},
-        {"--temp 0x1p3", "--temp: not a number (expected T, got '0x1p3')"},
-        {"--temp 1e39", "--temp: out of range of a float (got 1e39)"},
-        {"--type=", "--type: the value is empty (expected TYPE)"},
-        {"--threads 99999999999", "--threads: out of range (expected 1 to 1024, got 99999999999)"},
-        {"--threads 0", "--threads: out of range (expected 1 to 1024, got 0)"},
-        {"--temp 1e-46", "--temp: too small for a float (expected 0 or at least 1.4e-45 in size, got 1e-46)"},
-        {"--temp -0.0e-9 --temp .001e-400",
-         "--temp: too small for a float (expected 0 or at least 1.4e-45 in size, got .001e-400)"},
-        {"--temp -0.5", "--temp: out of range (expected 0 to 100, got -0.5)"},
-        {"--mass 0", "--mass: out of range (expected above 0 to 1, got 0)"},
-        {"--mass -0", "--mass: out of range (expected above 0 to 1, got -0)"},
-        {"--mass 1e-50", "--mass: out of range (expected above 0 to 1, got 1e-50)"}, /* 0 as a float */
-        {"--mass 1.5", "--mass: out of range (expected above 0 to 1, got 1.5)"},
-        {"--temp 100.1", "--temp: out of range (expected 0 to 100, got 100.1)"},
-        {"a", "missing argument (expected at least 2, got 1)"},
-        {"a b c d", "too many arguments: 'd' (expected at most 3, got 4)"},
-    };
     (void)state;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < sizeof refused_words / sizeof *refused_words; i++) {
         char want[512];
-        snprintf(want, sizeof want, "dflash-test: %s\ntry 'dflash-test --help'\n", cases[i][1]);
-        assert_int_equal(run(cases[i][0], 2, 3), ERR_USAGE);
+        snprintf(want, sizeof want, "dflash-test: %s\ntry 'dflash-test --help'\n", refused_words[i][1]);
+        assert_int_equal(run(refused_words[i][0], 2, 3), ERR_USAGE);
         assert_string_equal(out, want);
     }
     assert_int_equal(run("", 1, 1), ERR_USAGE);
-    assert_string_equal(out, "dflash-test: missing argument (expected 1, got 0)\ntry 'dflash-test --help'\n");
+    assert_string_equal(out,
+                        "dflash-test: missing argument: IN (expected 1, got 0)\ntry 'dflash-test --help'\n");
 }
 
 static void help(void **state)

@@ -400,71 +400,70 @@ static void test_lucebox(void **state)
     gguf_close(up), gguf_close(luce), gguf_close(back);
 }
 
+static const struct {
+    struct change c;
+    const char *msg;
+} malformed[] = {
+    {{.drop = "dflash.conv_kernel_size"}, "key 'dflash.conv_kernel_size': is missing"},
+    {{.drop = "dflash.conv_group_size"}, "key 'dflash.conv_group_size': is missing"},
+    {{.drop = "dflash.selector_rank"}, "key 'dflash.selector_rank': is missing"},
+    {{.drop = "dflash.selector_top_k"}, "key 'dflash.selector_top_k': is missing"},
+    {{.drop = "blk.1.attn_conv_base"}, "tensor 'blk.1.attn_conv_base': is missing"},
+    {{.drop = "blk.0.ffn_conv_proj.weight"}, "tensor 'blk.0.ffn_conv_proj.weight': is missing"},
+    {{.drop = "selector_predecessor.weight"}, "tensor 'selector_predecessor.weight': is missing"},
+    {{.drop = "selector_successor.weight"}, "tensor 'selector_successor.weight': is missing"},
+    {{.drop = "selector_hidden.weight"}, "tensor 'selector_hidden.weight': is missing"},
+    {{.key = "dflash.conv_kernel_size", .value = 0}, "key 'dflash.conv_kernel_size': out of range"},
+    {{.key = "dflash.conv_kernel_size", .value = 3}, "tensor 'blk.0.attn_conv_base': has the wrong shape"},
+    {{.key = "dflash.conv_group_size", .value = 7},
+     "key 'dflash.conv_group_size': does not divide the width"},
+    {{.key = "dflash.conv_group_size", .value = 8},
+     "tensor 'blk.0.attn_conv_proj.weight': has the wrong shape"},
+    {{.key = "dflash.selector_rank", .value = 9},
+     "tensor 'selector_predecessor.weight': has the wrong shape"},
+    {{.key = "dflash.selector_top_k", .value = 0}, "key 'dflash.selector_top_k': out of range"},
+    {{.key = "dflash.selector_top_k", .value = VOCAB + 1},
+     "key 'dflash.selector_top_k': more than the vocabulary (expected at most 40, got 41)"},
+    {{.tensor = "selector_successor.weight", .ne = {RANK, VOCAB - 1}},
+     "tensor 'selector_successor.weight': has the wrong shape"},
+    {{.tensor = "selector_predecessor.weight", .ne = {RANK, VOCAB + 1}},
+     "tensor 'selector_predecessor.weight': rows (expected the vocabulary's 40, got 41)"},
+    {{.tensor = "selector_hidden.weight", .ne = {EMBD, RANK + 1}},
+     "tensor 'selector_hidden.weight': has the wrong shape"},
+    {{.tensor = "blk.1.ffn_conv_base", .ne = {EMBD, KERNEL, 1}},
+     "tensor 'blk.1.ffn_conv_base': has the wrong shape"},
+    {{.more = "blk.0.attn_conv_gate"}, "tensor 'blk.0.attn_conv_gate': is not part of a dflash model"},
+    {{.more = "blk.2.attn_conv_base"}, "tensor 'blk.2.attn_conv_base': is not part of a dflash model"},
+    {{.more = "selector.pred_codebook"}, "tensor 'selector.pred_codebook': is not part of a dflash model"},
+    {{.more = "selector_bias"}, "tensor 'selector_bias': is not part of a dflash model"},
+    {{.put = "dflash.selector_temperature"}, "key 'dflash.selector_temperature': is not known"},
+    {{.more = "blk.1.attn_sinks.weight"}, "tensor 'blk.1.attn_sinks.weight': has the wrong shape"},
+    {{.more = "blk.1.attn_gate.weight"}, NULL},
+    {{.more = "lilicorr.out_head.weight"}, NULL},
+    {{.more = "injection.message.weight"}, NULL},
+    {{.more = "transfer_codes"}, NULL},
+    {{.put = "dflash.dspine.message_size"}, NULL},
+};
+
 /* Files that are no sound DFlash2. */
 static void test_malformed(void **state)
 {
     (void)state;
-    static const struct {
-        struct change c;
-        const char *msg;
-    } bad[] = {
-        {{.drop = "dflash.conv_kernel_size"}, "key 'dflash.conv_kernel_size': is missing"},
-        {{.drop = "dflash.conv_group_size"}, "key 'dflash.conv_group_size': is missing"},
-        {{.drop = "dflash.selector_rank"}, "key 'dflash.selector_rank': is missing"},
-        {{.drop = "dflash.selector_top_k"}, "key 'dflash.selector_top_k': is missing"},
-        {{.drop = "blk.1.attn_conv_base"}, "tensor 'blk.1.attn_conv_base': is missing"},
-        {{.drop = "blk.0.ffn_conv_proj.weight"}, "tensor 'blk.0.ffn_conv_proj.weight': is missing"},
-        {{.drop = "selector_predecessor.weight"}, "tensor 'selector_predecessor.weight': is missing"},
-        {{.drop = "selector_successor.weight"}, "tensor 'selector_successor.weight': is missing"},
-        {{.drop = "selector_hidden.weight"}, "tensor 'selector_hidden.weight': is missing"},
-        {{.key = "dflash.conv_kernel_size", .value = 0}, "key 'dflash.conv_kernel_size': out of range"},
-        {{.key = "dflash.conv_kernel_size", .value = 3},
-         "tensor 'blk.0.attn_conv_base': has the wrong shape"},
-        {{.key = "dflash.conv_group_size", .value = 7},
-         "key 'dflash.conv_group_size': does not divide the width"},
-        {{.key = "dflash.conv_group_size", .value = 8},
-         "tensor 'blk.0.attn_conv_proj.weight': has the wrong shape"},
-        {{.key = "dflash.selector_rank", .value = 9},
-         "tensor 'selector_predecessor.weight': has the wrong shape"},
-        {{.key = "dflash.selector_top_k", .value = 0}, "key 'dflash.selector_top_k': out of range"},
-        {{.key = "dflash.selector_top_k", .value = VOCAB + 1},
-         "key 'dflash.selector_top_k': more than the vocabulary (expected at most 40, got 41)"},
-        {{.tensor = "selector_successor.weight", .ne = {RANK, VOCAB - 1}},
-         "tensor 'selector_successor.weight': has the wrong shape"},
-        {{.tensor = "selector_predecessor.weight", .ne = {RANK, VOCAB + 1}},
-         "tensor 'selector_predecessor.weight': rows (expected the vocabulary's 40, got 41)"},
-        {{.tensor = "selector_hidden.weight", .ne = {EMBD, RANK + 1}},
-         "tensor 'selector_hidden.weight': has the wrong shape"},
-        {{.tensor = "blk.1.ffn_conv_base", .ne = {EMBD, KERNEL, 1}},
-         "tensor 'blk.1.ffn_conv_base': has the wrong shape"},
-        {{.more = "blk.0.attn_conv_gate"}, "tensor 'blk.0.attn_conv_gate': is not part of a dflash model"},
-        {{.more = "blk.2.attn_conv_base"}, "tensor 'blk.2.attn_conv_base': is not part of a dflash model"},
-        {{.more = "selector.pred_codebook"},
-         "tensor 'selector.pred_codebook': is not part of a dflash model"},
-        {{.more = "selector_bias"}, "tensor 'selector_bias': is not part of a dflash model"},
-        {{.put = "dflash.selector_temperature"}, "key 'dflash.selector_temperature': is not known"},
-        {{.more = "blk.1.attn_sinks.weight"}, "tensor 'blk.1.attn_sinks.weight': has the wrong shape"},
-        {{.more = "blk.1.attn_gate.weight"}, NULL},
-        {{.more = "lilicorr.out_head.weight"}, NULL},
-        {{.more = "injection.message.weight"}, NULL},
-        {{.more = "transfer_codes"}, NULL},
-        {{.put = "dflash.dspine.message_size"}, NULL},
-    };
     struct spec s = dflash2_spec("");
     write_all(&s, NULL);
     struct convert o = options("d");
     o.output = "up.gguf";
     convert_ok(&o);
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    for (size_t i = 0; i < sizeof malformed / sizeof *malformed; i++) {
         struct err e = {0};
         struct gguf *g;
         struct desc *d;
-        change_file("up.gguf", "bad.gguf", &bad[i].c);
+        change_file("up.gguf", "bad.gguf", &malformed[i].c);
         if (gguf_open(&g, "bad.gguf", &e)) fail_msg("%s", e.msg);
         const int rc = desc_read(&d, g, NULL, &e);
-        if (bad[i].msg) {
-            if (rc != -1 || e.code != ERR_FORMAT) fail_msg("read; expected %s", bad[i].msg);
-            if (!strstr(e.msg, bad[i].msg)) fail_msg("got %s; expected %s", e.msg, bad[i].msg);
+        if (malformed[i].msg) {
+            if (rc != -1 || e.code != ERR_FORMAT) fail_msg("read; expected %s", malformed[i].msg);
+            if (!strstr(e.msg, malformed[i].msg)) fail_msg("got %s; expected %s", e.msg, malformed[i].msg);
         } else { /* a piece too many: never drafted without it */
             if (rc == 0) assert_int_equal(desc_runnable(d, &e), -1);
             if (rc == 0) desc_free(d);

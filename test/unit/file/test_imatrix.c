@@ -461,30 +461,31 @@ static void test_others(void **state)
     imatrix_free(m);
 }
 
+static const struct {
+    size_t at;
+    int32_t v;
+    const char *msg;
+} bad_dats[] = {
+    {0, 0, "offset 0: number of entries: expected 1 to "},
+    {0, -1, "number of entries: "},
+    {0, 4, "length of a name: "}, /* the chunks of all are taken for one more name's length */
+    {0, 0x7fffffff, "number of entries: "},
+    {4, 0, "length of a name: expected 1 to 255, got 0"},
+    {4, 256, "length of a name: expected 1 to 255, got 256"},
+    {8, 0x1b6b6c62, "length of a name: a control character"},
+    {32, -1, "chunks of an entry: "},
+    {36, 0, "values of an entry: expected 1 to "},
+    {36, 0x7fffffff, "values of an entry: expected 1 to "},
+    {44, (int32_t)0x7fc00000, "'blk.0.attn_output.weight': value 1 is "},
+    {44, (int32_t)0xbf800000, "value 1 is -1"},
+    {44, 0x7f800000, "value 1 is inf"},
+};
+
 /* The binary form cut at every byte, but where the first versions ended and after the number of chunks; and
  * wrong in one way each. */
 static void test_dat_refused(void **state)
 {
     (void)state;
-    static const struct {
-        size_t at;
-        int32_t v;
-        const char *msg;
-    } bad[] = {
-        {0, 0, "offset 0: number of entries: expected 1 to "},
-        {0, -1, "number of entries: "},
-        {0, 4, "length of a name: "}, /* the chunks of all are taken for one more name's length */
-        {0, 0x7fffffff, "number of entries: "},
-        {4, 0, "length of a name: expected 1 to 255, got 0"},
-        {4, 256, "length of a name: expected 1 to 255, got 256"},
-        {8, 0x1b6b6c62, "length of a name: a control character"},
-        {32, -1, "chunks of an entry: "},
-        {36, 0, "values of an entry: expected 1 to "},
-        {36, 0x7fffffff, "values of an entry: expected 1 to "},
-        {44, (int32_t)0x7fc00000, "'blk.0.attn_output.weight': value 1 is "},
-        {44, (int32_t)0xbf800000, "value 1 is -1"},
-        {44, 0x7f800000, "value 1 is inf"},
-    };
     size_t n = 0;
     char *whole = scratch_read(TEST_DATA "/imatrix.dat", &n);
     struct imatrix *m;
@@ -502,14 +503,14 @@ static void test_dat_refused(void **state)
         free(part);
     }
     assert_int_equal(ok, 3);
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    for (size_t i = 0; i < sizeof bad_dats / sizeof *bad_dats; i++) {
         struct err e = {0};
         char *copy = malloc(n);
         memcpy(copy, whole, n);
-        memcpy(copy + bad[i].at, &bad[i].v, 4);
+        memcpy(copy + bad_dats[i].at, &bad_dats[i].v, 4);
         assert_int_equal(imatrix_new(&m, &e), 0);
         const int rc = imatrix_read_dat(m, (const uint8_t *)copy, n, &e);
-        if (rc != -1 || !strstr(e.msg, bad[i].msg) || e.code != ERR_FORMAT)
+        if (rc != -1 || !strstr(e.msg, bad_dats[i].msg) || e.code != ERR_FORMAT)
             fail_msg("case %zu: %d, \"%s\"", i, rc, e.msg);
         imatrix_free(m);
         free(copy);

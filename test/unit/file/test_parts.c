@@ -248,6 +248,27 @@ static void wrong(const char *path, const char *text)
     assert_string_equal(e.msg, text);
 }
 
+/* What llama-gguf-split --merge leaves: part 0 of 0, with all tensors. */
+static void joined_elsewhere(void **state)
+{
+    struct gguf *g;
+    struct err e = {0};
+    (void)state;
+    assert_int_equal(chdir(scratch_dir), 0);
+    write_foreign("z.gguf", &(struct foreign){0, 0, 3, "m", 0, 3});
+    if (gguf_open(&g, "z.gguf", &e)) fail_msg("%s", e.msg);
+    assert_int_equal(g->n_parts, 1);
+    assert_int_equal(g->n_tensors, 3);
+    assert_int_equal(g->n_kv, 2);
+    gguf_close(g);
+    write_foreign("z.gguf", &(struct foreign){0, 0, 4, "m", 0, 3});
+    wrong("z.gguf", "z.gguf: its parts hold 3 tensors (expected 4, as key 'split.tensors.count' says)");
+    write_foreign("z.gguf", &(struct foreign){1, 0, 3, "m", 0, 3});
+    wrong("z.gguf",
+          "z.gguf: keys 'split.no' and 'split.count': out of range (expected 0 to count - 1, got 1 of 0)");
+    ten(&(struct foreign){0, 0, 20, NULL, 6, 2}, true, 0, NOT "'split.count' (expected 10, got 0)");
+}
+
 static void first_part(void **state)
 {
     struct gguf *g;
@@ -348,8 +369,10 @@ static void outputs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes),      cmocka_unit_test(whole),      cmocka_unit_test(other_parts),
-        cmocka_unit_test(first_part), cmocka_unit_test(two_models), cmocka_unit_test(outputs),
+        cmocka_unit_test(sizes),       cmocka_unit_test(whole),
+        cmocka_unit_test(other_parts), cmocka_unit_test(joined_elsewhere),
+        cmocka_unit_test(first_part),  cmocka_unit_test(two_models),
+        cmocka_unit_test(outputs),
     };
     scratch_begin();
     const int rc = cmocka_run_group_tests(tests, NULL, NULL);

@@ -217,7 +217,8 @@ static const struct tiny_tensor markov[] = {{"markov_w1.weight", {12, V}},
                                 reduced[] = {{"output.weight", {E, TINY_REDUCED}},
                                              {"d2t", {TINY_REDUCED, 0}},
                                              {"", {0, 0}}},
-                                fewer[] = {{"output.weight", {E, TINY_REDUCED}}, {"", {0, 0}}};
+                                fewer[] = {{"output.weight", {E, TINY_REDUCED}}, {"", {0, 0}}},
+                                sunk[] = {{"blk.0.attn_sinks.weight", {4, 0}}, {"", {0, 0}}};
 static const int64_t beyond[TINY_REDUCED] = {9, 0, 3, 4, 12, 7, 2};
 
 static const struct sick sick[] = {
@@ -235,6 +236,10 @@ static const struct sick sick[] = {
      .text = "a recurrent unit of 8, corrections through 16, 1 of 4 proposals without",
      .d.extra = domino,
      .d.edit = domino_keys},
+    {.subject = "sinks",
+     .level = CHECK_OK,
+     .text = "1 of 2 layers: a head sees one key more",
+     .d.extra = sunk},
     {.subject = "d2t", .level = CHECK_OK, .text = "7 of 11 tokens can be proposed", .d.extra = reduced},
     {.subject = "d2t",
      .level = CHECK_BAD,
@@ -576,64 +581,63 @@ static void test_no_taps(void **state)
 #define TYPES "\"layer_types\":[\"sliding_attention\",\"full_attention\"],\"sliding_window\":12,"
 #define CAUSAL "\"is_causal\":false"
 
+static const struct {
+    const char *json; /* NULL: none */
+    enum check_level level;
+    int n; /* findings, 0: none is made */
+    const char *text, *expected, *found;
+} configs[] = {
+    {NULL, CHECK_OK, 0, NULL, NULL, NULL},
+    {"{" ARCH SIZES WIDTH "\"dflash_config\":{" TAPS MASK "}," THETA BLOCK TYPES CAUSAL "}", CHECK_OK, 1,
+     "says the same", "", ""},
+    {"{" ARCH SIZES WIDTH "\"dflash_config\":{" TAPS MASK "},\"rope_theta\":1e7," BLOCK TYPES CAUSAL "}",
+     CHECK_BAD, 1, "theta: config.json", "10000000", "10000"},
+    {"{" ARCH SIZES WIDTH "\"dflash_config\":{\"target_layer_ids\":[1,2]," MASK "}," THETA BLOCK TYPES CAUSAL
+     "}",
+     CHECK_BAD, 1, "taps: config.json", "1,2", "0,2"},
+    {"{" ARCH SIZES WIDTH "\"dflash_config\":{" TAPS "\"mask_token_id\":9}," THETA BLOCK TYPES CAUSAL "}",
+     CHECK_BAD, 1, "mask id: config.json", "9", "10"},
+    {"{" ARCH SIZES WIDTH "\"dflash_config\":{\"block_size\":16," TAPS MASK "}," THETA TYPES CAUSAL "}",
+     CHECK_BAD, 1, "block size: config.json", "16", "5"},
+    {"{" ARCH SIZES WIDTH "\"dflash_config\":{" TAPS MASK "}," THETA BLOCK CAUSAL "}", CHECK_BAD, 1,
+     "layers: config.json", "ff", "sf, window 12"},
+    {"{" ARCH SIZES WIDTH "\"dflash_config\":{" TAPS MASK "}," THETA BLOCK TYPES
+     "\"sliding_window\":13," CAUSAL "}",
+     CHECK_WARN, 1, "config.json", "", ""}, /* a key twice */
+    {"{" ARCH SIZES WIDTH "\"dflash_config\":{" TAPS MASK "}," THETA BLOCK TYPES "\"model_type\":\"qwen3\"}",
+     CHECK_BAD, 1, "causality (c causal", "cb", "bb"},
+    {"{\"architectures\":[\"DFlash2DraftModel\"]," SIZES WIDTH "\"dflash_config\":{" TAPS MASK
+     "}," THETA BLOCK TYPES "\"model_type\":\"qwen3\"}",
+     CHECK_OK, 1, "says the same", "", ""},
+    {"{" ARCH SIZES "\"hidden_size\":48,\"dflash_config\":{" TAPS MASK "}," THETA BLOCK TYPES CAUSAL "}",
+     CHECK_WARN, 1, "is of another drafter: hidden_size (expected 40, got 48)", "", ""},
+    {"{\"architectures\":[\"Qwen3ForCausalLM\"]," SIZES "\"hidden_size\":48}", CHECK_OK, 0, NULL, NULL, NULL},
+    {"{" ARCH, CHECK_WARN, 1, "config.json: ", "", ""},
+};
+
 /* What converters lose: each is a misfit where the drafter's own config.json stands beside its file. */
 static void test_config(void **state)
 {
     (void)state;
-    static const struct {
-        const char *json; /* NULL: none */
-        enum check_level level;
-        int n; /* findings, 0: none is made */
-        const char *text, *expected, *found;
-    } k[] = {
-        {NULL, CHECK_OK, 0, NULL, NULL, NULL},
-        {"{" ARCH SIZES WIDTH "\"dflash_config\":{" TAPS MASK "}," THETA BLOCK TYPES CAUSAL "}", CHECK_OK, 1,
-         "says the same", "", ""},
-        {"{" ARCH SIZES WIDTH "\"dflash_config\":{" TAPS MASK "},\"rope_theta\":1e7," BLOCK TYPES CAUSAL "}",
-         CHECK_BAD, 1, "theta: config.json", "10000000", "10000"},
-        {"{" ARCH SIZES WIDTH "\"dflash_config\":{\"target_layer_ids\":[1,2]," MASK
-         "}," THETA BLOCK TYPES CAUSAL "}",
-         CHECK_BAD, 1, "taps: config.json", "1,2", "0,2"},
-        {"{" ARCH SIZES WIDTH "\"dflash_config\":{" TAPS "\"mask_token_id\":9}," THETA BLOCK TYPES CAUSAL "}",
-         CHECK_BAD, 1, "mask id: config.json", "9", "10"},
-        {"{" ARCH SIZES WIDTH "\"dflash_config\":{\"block_size\":16," TAPS MASK "}," THETA TYPES CAUSAL "}",
-         CHECK_BAD, 1, "block size: config.json", "16", "5"},
-        {"{" ARCH SIZES WIDTH "\"dflash_config\":{" TAPS MASK "}," THETA BLOCK CAUSAL "}", CHECK_BAD, 1,
-         "layers: config.json", "ff", "sf, window 12"},
-        {"{" ARCH SIZES WIDTH "\"dflash_config\":{" TAPS MASK "}," THETA BLOCK TYPES
-         "\"sliding_window\":13," CAUSAL "}",
-         CHECK_WARN, 1, "config.json", "", ""}, /* a key twice */
-        {"{" ARCH SIZES WIDTH "\"dflash_config\":{" TAPS MASK "}," THETA BLOCK TYPES
-         "\"model_type\":\"qwen3\"}",
-         CHECK_BAD, 1, "causality (c causal", "cb", "bb"},
-        {"{\"architectures\":[\"DFlash2DraftModel\"]," SIZES WIDTH "\"dflash_config\":{" TAPS MASK
-         "}," THETA BLOCK TYPES "\"model_type\":\"qwen3\"}",
-         CHECK_OK, 1, "says the same", "", ""},
-        {"{" ARCH SIZES "\"hidden_size\":48,\"dflash_config\":{" TAPS MASK "}," THETA BLOCK TYPES CAUSAL "}",
-         CHECK_WARN, 1, "is of another drafter: hidden_size (expected 40, got 48)", "", ""},
-        {"{\"architectures\":[\"Qwen3ForCausalLM\"]," SIZES "\"hidden_size\":48}", CHECK_OK, 0, NULL, NULL,
-         NULL},
-        {"{" ARCH, CHECK_WARN, 1, "config.json: ", "", ""},
-    };
     const struct sick none = {0};
     struct err e = {0};
     write_pair(&none, scratch("t.gguf"), scratch("d.gguf"));
-    for (size_t i = 0; i < sizeof k / sizeof *k; i++) {
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
         int n = 0;
         unlink(scratch("config.json"));
-        if (k[i].json) scratch_write(scratch("config.json"), k[i].json, strlen(k[i].json));
+        if (configs[i].json) scratch_write(scratch("config.json"), configs[i].json, strlen(configs[i].json));
         const int bad = examine(scratch("t.gguf"), scratch("d.gguf"), NULL, &e);
         for (int j = 0; j < n_seen; j++) n += !strcmp(seen[j].subject, "config");
         const struct seen *w = worst("config");
-        if (n != k[i].n || bad != (k[i].level == CHECK_BAD))
+        if (n != configs[i].n || bad != (configs[i].level == CHECK_BAD))
             fail_msg("config %zu: %d findings, %d bad", i, n, bad);
-        if (n && (w->level != k[i].level || !strstr(w->text, k[i].text) ||
-                  strcmp(w->expected, k[i].expected) || strcmp(w->found, k[i].found)))
+        if (n && (w->level != configs[i].level || !strstr(w->text, configs[i].text) ||
+                  strcmp(w->expected, configs[i].expected) || strcmp(w->found, configs[i].found)))
             fail_msg("config %zu: %s (%s, %s)", i, w->text, w->expected, w->found);
     }
     /* a flag puts it right */
     const struct desc_override o = {.draft_causal = -1, .rope_theta = 1e7f};
-    scratch_write(scratch("config.json"), k[2].json, strlen(k[2].json));
+    scratch_write(scratch("config.json"), configs[2].json, strlen(configs[2].json));
     assert_int_equal(examine(scratch("t.gguf"), scratch("d.gguf"), &o, &e), 0);
     assert_int_equal(worst("config")->level, CHECK_OK);
     unlink(scratch("config.json"));

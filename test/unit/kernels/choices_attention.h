@@ -38,6 +38,9 @@ static inline void attention_text(const struct attn_plan *p, char *text, size_t 
     else if (p->form == ATTN_CODES)
         snprintf(text, n, "%s tiles %d warps %d bytes %zu turn %s %d nodes", name, p->tiles, p->warps,
                  p->smem, p->turn == p->groups ? "all" : "part", p->slots);
+    else if (p->form == ATTN_FAR_CODES)
+        snprintf(text, n, "%s tiles %d stages %d bytes %zu turn %s %d nodes blocks %d", name, p->tiles,
+                 p->stages, p->smem, p->turn == p->groups ? "all" : "part", p->slots, p->blocks);
     else if (p->form == ATTN_CLUSTERS)
         snprintf(text, n, "%s of %d, %d leaves a block%s", name, p->blocks, p->cluster_leaves, fold);
     else
@@ -47,7 +50,7 @@ static inline void attention_text(const struct attn_plan *p, char *text, size_t 
 }
 
 struct attention_part {
-    const char *name;
+    const char *name; /* sinks: with these */
     int32_t d, n_kv, window;
     uint32_t type; /* of the cache */
 };
@@ -76,6 +79,7 @@ static inline void attention_lines(FILE *out, const struct shapes *m, const stru
                                     .v_type = p->type,
                                     .causal = true,
                                     .gated = m->gated,
+                                    .sinks = !strcmp(p->name, "sinks"),
                                     .stores = true,
                                     .folds = attn_can_fold(n, p->d, m->gated ? 64 : p->d, false),
                                     .maps = true,
@@ -106,6 +110,8 @@ static inline void choose_attention(FILE *out)
         if (i < 4) p[n++] = (struct attention_part){"heads", m.head, m.n_kv, m.window, KN_Q4_0};
         if (i < 4 && m.wide_head)
             p[n++] = (struct attention_part){"wide", m.wide_head, m.wide_kv, 0, KN_Q4_0};
+        if (m.taps) p[n++] = (struct attention_part){"sinks", m.head, m.n_kv, m.window, KN_F16};
+        if (m.taps) p[n++] = (struct attention_part){"sinks", m.head, m.n_kv, m.window, KN_Q4_0};
         for (int k = 0; k < n; k++)
             for (int d = 0; d < (i < 4 ? CHOICE_DEVICES : 1); d++)
                 for (size_t c = 0; c < sizeof contexts / sizeof *contexts; c++)

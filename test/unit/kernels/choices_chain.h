@@ -67,9 +67,32 @@ static inline void chain_attention_of(struct chain_maker *m, const struct shapes
 static inline void chain_line(FILE *out, const struct shapes *m, const char *recipe, uint32_t most,
                               uint32_t more, uint32_t codes, const struct choice_device *d, int32_t bound)
 {
-    static const char *const forms[] = {"few",       "pairs",      "shared",      "far",
-                                        "gemma",     "nets",       "nets-shared", "items",
-                                        "items-far", "nets-items", "codes",       "items-codes"};
+    static const char *const forms[CHAIN_FORMS] = {"few",
+                                                   "pairs",
+                                                   "shared",
+                                                   "far",
+                                                   "gemma",
+                                                   "nets",
+                                                   "nets-shared",
+                                                   "items",
+                                                   "items-far",
+                                                   "nets-items",
+                                                   "codes",
+                                                   "items-codes",
+                                                   "low",
+                                                   "low-far",
+                                                   "nets-low",
+                                                   "low-codes",
+                                                   "all-k",
+                                                   "grids",
+                                                   "grids-far",
+                                                   "grids-codes",
+                                                   "grids-items",
+                                                   "grids-items-far",
+                                                   "grids-items-codes",
+                                                   "nets-grids",
+                                                   "items-pairs",
+                                                   "low-pairs"};
     static struct chain_state c;
     struct chain_args a;
     struct chain_maker k = {&d->dev, &c, 0, -1, codes, true};
@@ -100,7 +123,7 @@ static inline void chain_line(FILE *out, const struct shapes *m, const char *rec
         fprintf(out, "no room\n");
         return;
     }
-    fprintf(out, "%s blocks %d%s ring %u shared %zu", forms[chain_form_of(&c, k.count, &a)], blocks,
+    fprintf(out, "%s blocks %d%s ring %u shared %zu", forms[chain_form_of(&c, k.count, &a, blocks)], blocks,
             a.split ? " split" : "", a.ring, smem);
     const int per = k.count / CHOICE_LAYERS;
     for (int i = 0; i < per; i++) { /* of a layer in the middle: pairs, tiles and how many are on the way */
@@ -121,11 +144,20 @@ static inline void choose_chains(FILE *out)
     static const struct {
         const char *name;
         uint32_t most, more;
-    } types[] = {{"Q4_K_M", KN_Q4_K, KN_Q6_K},    {"Q4_K", KN_Q4_K, KN_Q4_K},
-                 {"Q6_K", KN_Q6_K, KN_Q6_K},      {"Q8_0", KN_Q8_0, KN_Q8_0},
-                 {"Q4_0", KN_Q4_0, KN_Q4_0},      {"BF16", KN_BF16, KN_BF16},
-                 {"F16", KN_F16, KN_F16},         {"F32", KN_F32, KN_F32},
-                 {"Q5_K+Q8_0", KN_Q5_K, KN_Q8_0}, {"IQ4_XS+F16", KN_IQ4_XS, KN_F16}};
+    } types[] = {{"Q4_K_M", KN_Q4_K, KN_Q6_K},
+                 {"Q4_K", KN_Q4_K, KN_Q4_K},
+                 {"Q6_K", KN_Q6_K, KN_Q6_K},
+                 {"Q8_0", KN_Q8_0, KN_Q8_0},
+                 {"Q4_0", KN_Q4_0, KN_Q4_0},
+                 {"BF16", KN_BF16, KN_BF16},
+                 {"F16", KN_F16, KN_F16},
+                 {"F32", KN_F32, KN_F32},
+                 {"Q5_K+Q8_0", KN_Q5_K, KN_Q8_0},
+                 {"IQ4_XS+F16", KN_IQ4_XS, KN_F16},
+                 {"IQ3_XXS+Q5_K", KN_IQ3_XXS, KN_Q5_K},
+                 {"IQ2_S+IQ3_S", KN_IQ2_S, KN_IQ3_S},
+                 {"IQ2_XXS+Q8_0", KN_IQ2_XXS, KN_Q8_0},
+                 {"IQ4_XS+Q6_K", KN_IQ4_XS, KN_Q6_K}};
     static const int32_t bounds[] = {512, 1024, 4096, 16384, 65536};
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         const struct shapes m = shapes_of(models[i]);

@@ -122,6 +122,33 @@ static void test_trees_over_codes(void **state)
     assert_int_equal(attn_codes_turn(31, 6, 4, 256, 6, (size_t)2 * 6 * 4 * 16 * 258 * 4), 0);
 }
 
+/* Sparse prompts are refused at loading of heads that no form for prompts has the shared memory for: else the
+ * first pass would be. */
+static void test_sparse_room(void **state)
+{
+    (void)state;
+    static const int32_t heads[] = {64, 128, 256, 512, 96};
+    static const struct cuda_device dev[] = {{86, 82, 101376, 102400, false},
+                                             {90, 132, 232448, 233472, false}};
+    const struct attn_device attn = {0};
+    for (int k = 0; k < 2; k++)
+        for (int h = 0; h < 5; h++) {
+            const struct kn_kv kv = {NULL, NULL, {KN_F16, KN_F16}, 4096, 8, heads[h]};
+            const struct attn_call c = {.n = KN_SPARSE_BLOCK,
+                                        .n_head = 32,
+                                        .n_kv = 8,
+                                        .d = heads[h],
+                                        .held = 4096,
+                                        .k_type = KN_F16,
+                                        .v_type = KN_F16,
+                                        .causal = true,
+                                        .whole = true};
+            assert_int_equal(attn_takes_sparse(NULL, &kv), h < 4);
+            assert_int_equal(attn_takes_sparse(&dev[k], &kv), k ? h < 4 : h < 1);
+            assert_int_equal(attn_plan_of(&dev[k], &attn, &c).form == ATTN_PREFILL, k ? h < 4 : h < 1);
+        }
+}
+
 static int write_table(void)
 {
     char *now = choose_all();
@@ -138,6 +165,7 @@ int main(int argc, char **argv)
 {
     if (argc == 2 && !strcmp(argv[1], "--write")) return write_table();
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_table), cmocka_unit_test(test_long_rows),
-                                       cmocka_unit_test(test_trees_over_codes)};
+                                       cmocka_unit_test(test_trees_over_codes),
+                                       cmocka_unit_test(test_sparse_room)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

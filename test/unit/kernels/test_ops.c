@@ -153,6 +153,33 @@ static void rope_compare(const struct rope_case *c, const struct rope_rows *r)
         }
 }
 
+/* The call over q, k, v, step rows at a time; rows alone go in lists of up to five. table is made. */
+static void rope_run(struct kn_backend *be, const struct rope_case *c, int step, float *q, float *k, float *v,
+                     float *g, float *table, const int32_t *pos, const double *freq, struct kn_kv *kv)
+{
+    struct kn_rope_store list[5];
+    assert_ok(be, kn_op(be)->rope_table(be, table, pos, NULL, c->n, freq, c->n_rot));
+    for (int i = 0; i < c->n; i += step) {
+        struct kn_rope_store r = {.q = c->query ? q + i * c->n_head * c->d : NULL,
+                                  .k = k + i * c->n_kv * c->d,
+                                  .v = (c->v_is_k ? k : v) + i * c->n_kv * c->d,
+                                  .v_norm = c->v_norm,
+                                  .q_norm = c->norms ? g : NULL,
+                                  .k_norm = c->norms ? g : NULL,
+                                  .table = table + i * c->n_rot,
+                                  .pos = pos + i,
+                                  .n = step,
+                                  .n_head = c->n_head,
+                                  .n_rot = c->n_rot,
+                                  .interleaved = c->inter,
+                                  .eps = 1e-6f,
+                                  .kv = kv};
+        list[i % 5] = r;
+        if (step == 1 && i % 5) list[i % 5 - 1].next = &list[i % 5];
+        if (step > 1 || i + 1 == c->n || i % 5 == 4) assert_ok(be, kn_op(be)->rope_store(be, list));
+    }
+}
+
 static void rope_check(const struct rope_case *c, int number)
 {
     const int cap = 256;
@@ -186,28 +213,7 @@ static void rope_check(const struct rope_case *c, int number)
         memcpy(ok, k, nk * 4);
         memset(kv.k, 0, ring);
         memset(kv.v, 0, ring);
-        assert_ok(be, kn_op(be)->rope_table(be, table, pos, NULL, c->n, freq, c->n_rot));
-        int step = b == 1 ? 1 : c->n;
-        struct kn_rope_store list[5];
-        for (int i = 0; i < c->n; i += step) {
-            struct kn_rope_store r = {.q = c->query ? oq + i * c->n_head * c->d : NULL,
-                                      .k = ok + i * c->n_kv * c->d,
-                                      .v = (c->v_is_k ? ok : v) + i * c->n_kv * c->d,
-                                      .v_norm = c->v_norm,
-                                      .q_norm = c->norms ? g : NULL,
-                                      .k_norm = c->norms ? g : NULL,
-                                      .table = table + i * c->n_rot,
-                                      .pos = pos + i,
-                                      .n = step,
-                                      .n_head = c->n_head,
-                                      .n_rot = c->n_rot,
-                                      .interleaved = c->inter,
-                                      .eps = 1e-6f,
-                                      .kv = &kv};
-            list[i % 5] = r; /* rows alone go in lists of up to five */
-            if (step == 1 && i % 5) list[i % 5 - 1].next = &list[i % 5];
-            if (step > 1 || i + 1 == c->n || i % 5 == 4) assert_ok(be, kn_op(be)->rope_store(be, list));
-        }
+        rope_run(be, c, b == 1 ? 1 : c->n, oq, ok, v, g, table, pos, freq, &kv);
         if (b) {
             assert_memory_equal(oq, wq, nq * 4);
             assert_memory_equal(ok, wk, nk * 4);

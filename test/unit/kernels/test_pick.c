@@ -34,17 +34,12 @@ static int by_p(const void *a, const void *b)
     return x->z != y->z ? (x->z < y->z ? 1 : -1) : x->id < y->id ? -1 : x->id > y->id;
 }
 
-/* The id; *close: some decision hangs on less than 1e-6. kept (may be NULL): the probabilities of what is
- * kept, by id, in units of the likeliest. logp (may be NULL): log of the id's probability among them. */
-static int32_t reference(const struct kn_pick *p, int row, bool *close, double *kept, double *logp)
+/* Logits of a row with biases and penalties: the history's, counted in its window. */
+static void adjusted(const struct kn_pick *p, int row, float *l)
 {
     const struct kn_sampler *a = &p->sampler;
-    int n = p->n_vocab, pos = p->pos[row];
-    struct ref *r = test_alloc((size_t)n * sizeof *r);
-    float *l = test_alloc((size_t)n * 4);
+    const int n = p->n_vocab, pos = p->pos[row];
     char *seen = test_alloc((size_t)n);
-    bool bad = false;
-    *close = false;
     memcpy(l, p->logits + (size_t)row * (size_t)n, (size_t)n * 4);
     for (int i = 0; i < a->n_bias; i++) l[a->bias[i].id] += a->bias[i].add;
     for (int i = pos; p->history && i >= 0 && i > pos - a->repeat_last; i--) {
@@ -55,6 +50,58 @@ static int32_t reference(const struct kn_pick *p, int row, bool *close, double *
         l[id] = l[id] > 0 ? l[id] / a->repeat_penalty : l[id] * a->repeat_penalty;
         l[id] -= (float)count * a->frequency + a->presence;
     }
+    free(seen);
+}
+
+/* How many of the first m of r, the likeliest first, top-p and min-p keep. */
+static int top_p_keeps(const struct kn_sampler *a, const struct ref *r, int m, bool *close)
+{
+    const double raw = a->order & KN_ORDER_TOP_P_RAW ? (double)a->temp : 1;
+    double sum = 0, mass = 0;
+    int k = 0;
+    for (int i = 0; i < m; i++) sum += exp(raw * (r[i].z - r[0].z));
+    for (; k < m && (!k || mass / sum < (double)a->top_p); k++) {
+        *close |= k && fabs(mass / sum - (double)a->top_p) < 1e-6;
+        mass += exp(raw * (r[k].z - r[0].z));
+    }
+    *close |= fabs(mass / sum - (double)a->top_p) < 1e-6;
+    return k;
+}
+static int min_p_keeps(const struct kn_sampler *a, const struct ref *r, int m, bool *close)
+{
+    const double raw = a->order & KN_ORDER_MIN_P_RAW ? (double)a->temp : 1;
+    int k = 1;
+    for (double q; k < m && (q = exp(raw * (r[k].z - r[0].z))) >= (double)a->min_p; k++)
+        *close |= fabs(q - (double)a->min_p) < 1e-6 * q;
+    if (k < m) *close |= fabs(exp(raw * (r[k].z - r[0].z)) - (double)a->min_p) < 1e-6 * (double)a->min_p;
+    return k;
+}
+/* The filters one after another, each over what the one before it left: top-k K, top-p P, min-p M. */
+static int filters_keep(const struct kn_sampler *a, const struct ref *r, int n, bool *close)
+{
+    const char *order = a->order & KN_ORDER_TOP_P_FIRST   ? a->order & KN_ORDER_MIN_P_FIRST ? "MPK" : "PKM"
+                        : a->order & KN_ORDER_MIN_P_FIRST ? "KMP"
+                                                          : "KPM";
+    int m = n;
+    for (const char *f = order; *f; f++) {
+        if (*f == 'K' && a->top_k > 0 && a->top_k < m) m = a->top_k;
+        if (*f == 'P' && a->top_p < 1) m = top_p_keeps(a, r, m, close);
+        if (*f == 'M' && a->min_p > 0) m = min_p_keeps(a, r, m, close);
+    }
+    return m;
+}
+
+/* The id; *close: some decision hangs on less than 1e-6. kept (may be NULL): the probabilities of what is
+ * kept, by id, in units of the likeliest. logp (may be NULL): log of the id's probability among them. */
+static int32_t reference(const struct kn_pick *p, int row, bool *close, double *kept, double *logp)
+{
+    const struct kn_sampler *a = &p->sampler;
+    int n = p->n_vocab, pos = p->pos[row];
+    struct ref *r = test_alloc((size_t)n * sizeof *r);
+    float *l = test_alloc((size_t)n * 4);
+    bool bad = false;
+    *close = false;
+    adjusted(p, row, l);
     for (int i = 0; i < n; i++) {
         bad |= isnan(l[i]);
         r[i] = (struct ref){.z = a->temp > 0 ? (double)l[i] / (double)a->temp : (double)l[i], .id = i};
@@ -64,37 +111,8 @@ static int32_t reference(const struct kn_pick *p, int row, bool *close, double *
     double before = 0, z = r[0].z;
     for (int i = 0; i < n && a->temp == 0; i++) before += exp(r[i].z - z);
     if (id >= 0 && a->temp > 0) {
-        /* The filters one after another, each over what the one before it left: top-k K, top-p P, min-p M. */
-        const char *order = a->order & KN_ORDER_TOP_P_FIRST ? a->order & KN_ORDER_MIN_P_FIRST ? "MPK" : "PKM"
-                            : a->order & KN_ORDER_MIN_P_FIRST ? "KMP"
-                                                              : "KPM";
-        const double raw_p = a->order & KN_ORDER_TOP_P_RAW ? (double)a->temp : 1,
-                     raw_m = a->order & KN_ORDER_MIN_P_RAW ? (double)a->temp : 1;
-        int m = n;
+        const int m = filters_keep(a, r, n, close);
         double best = -INFINITY;
-        for (const char *f = order; *f; f++) {
-            if (*f == 'K' && a->top_k > 0 && a->top_k < m) m = a->top_k;
-            if (*f == 'P' && a->top_p < 1) {
-                double sum = 0, mass = 0;
-                int k = 0;
-                for (int i = 0; i < m; i++) sum += exp(raw_p * (r[i].z - r[0].z));
-                for (; k < m && (!k || mass / sum < (double)a->top_p); k++) {
-                    *close |= k && fabs(mass / sum - (double)a->top_p) < 1e-6;
-                    mass += exp(raw_p * (r[k].z - r[0].z));
-                }
-                *close |= fabs(mass / sum - (double)a->top_p) < 1e-6;
-                m = k;
-            }
-            if (*f == 'M' && a->min_p > 0) {
-                int k = 1;
-                for (double q; k < m && (q = exp(raw_m * (r[k].z - r[0].z))) >= (double)a->min_p; k++)
-                    *close |= fabs(q - (double)a->min_p) < 1e-6 * q;
-                if (k < m)
-                    *close |=
-                        fabs(exp(raw_m * (r[k].z - r[0].z)) - (double)a->min_p) < 1e-6 * (double)a->min_p;
-                m = k;
-            }
-        }
         for (int i = 0; i < m; i++) {
             before += r[i].p = exp(r[i].z - r[0].z);
             if (kept) kept[r[i].id] = r[i].p;
@@ -110,7 +128,6 @@ static int32_t reference(const struct kn_pick *p, int row, bool *close, double *
     if (logp) *logp = id == KN_PICK_NAN ? NAN : z - r[0].z - log(before);
     free(r);
     free(l);
-    free(seen);
     return id;
 }
 

@@ -102,6 +102,20 @@ static void test_rope_queries(void **state)
     }
 }
 
+/* Without norms, as they are; of no row, refused. */
+static void raw_pair(struct kn_backend *be, float *out, float *x, float *y, int n, int w)
+{
+    const size_t row = (size_t)w * 4;
+    const struct kn_norm_pair raw = {.out = out, .raw = true, .x = x, .y = y, .n = n, .width = w},
+                              none = {.out = out, .x = x, .y = y, .n = 0, .width = w};
+    assert_ok(be, kn_op(be)->norm_pair(be, &raw));
+    for (int i = 0; i < n; i++) {
+        assert_memory_equal(out + 2 * i * w, x + i * w, row);
+        assert_memory_equal(out + (2 * i + 1) * w, y + i * w, row);
+    }
+    assert_int_equal(kn_op(be)->norm_pair(be, &none), KN_EINVAL);
+}
+
 /* Two norms side by side, the second one's rows a row late, the first of them from the rows that were kept:
  * the bits of rms_norm, which is held against double above. */
 static void test_norm_pair(void **state)
@@ -152,14 +166,7 @@ static void test_norm_pair(void **state)
                 }
                 assert_int_equal(before[N], -7);
             }
-            struct kn_norm_pair raw = {.out = out, .raw = true, .x = x, .y = y, .n = N, .width = w};
-            assert_ok(be, kn_op(be)->norm_pair(be, &raw));
-            for (int i = 0; i < N; i++) {
-                assert_memory_equal(out + 2 * i * w, x + i * w, row);
-                assert_memory_equal(out + (2 * i + 1) * w, y + i * w, row);
-            }
-            const struct kn_norm_pair none = {.out = out, .x = x, .y = y, .n = 0, .width = w};
-            assert_int_equal(kn_op(be)->norm_pair(be, &none), KN_EINVAL);
+            raw_pair(be, out, x, y, N, w);
             kn_backend_close(be);
         }
         free(x), free(y), free(late), free(g), free(out), free(want);

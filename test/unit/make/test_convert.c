@@ -194,12 +194,16 @@ static void test_tensors(void **state)
     convert_ok(&o);
     assert_non_null(
         strstr(said, "left out: model.layers.0.self_attn.rotary_emb.inv_freq, a buffer that is computed\n"));
+}
 
-    s = drafter_spec("");
+static void test_relatives(void **state)
+{
+    (void)state;
+    struct spec s = drafter_spec("");
+    struct convert o = options("d");
     write_config("d", base_drafter, NULL);
     add(&s, 8, 0, "layers.0.attention_conv.base_kernel");
     write_weights("d", &s);
-    o = options("d");
     convert_bad(
         &o, ERR_FORMAT,
         "d: tensor layers.0.attention_conv.base_kernel shows a DFlash2 drafter, which is not supported "
@@ -297,16 +301,36 @@ static void test_values(void **state)
 
 /* ---- target beside the drafter, and drafters without config.json ---- */
 
-static void test_pair(void **state)
+/* What a drafter's config says against a target, a checkpoint or a GGUF. */
+static void against(const char *target)
 {
-    (void)state;
-    struct spec t = target_spec("model."), d = drafter_spec("");
     static const struct pair deep[] = {
         {"num_target_layers", NULL},
         {"dflash_config", "{\"mask_token_id\": 39, \"target_layer_ids\": [0, 2]}"},
         {NULL, NULL}};
     static const struct pair count[] = {{"num_target_layers", "2"}, {NULL, NULL}};
     static const struct pair vocab[] = {{"num_target_layers", "2"}, {"vocab_size", "41"}, {NULL, NULL}};
+    struct convert o = options("d");
+    char msg[256];
+    o.target = target;
+    write_config("d", base_drafter, NULL);
+    snprintf(msg, sizeof msg,
+             "d/config.json: num_target_layers does not fit the target %s (expected 2, got 3)", target);
+    convert_bad(&o, ERR_FORMAT, msg);
+    write_config("d", base_drafter, deep);
+    convert_bad(&o, ERR_FORMAT, "d: tap 1 is out of range (expected below the target's 2 layers, got 2)");
+    write_config("d", base_drafter, vocab);
+    snprintf(msg, sizeof msg, "d/config.json: vocab_size does not fit the target %s (expected 40, got 41)",
+             target);
+    convert_bad(&o, ERR_FORMAT, msg);
+    write_config("d", base_drafter, count);
+    convert_ok(&o);
+}
+
+static void test_pair(void **state)
+{
+    (void)state;
+    struct spec t = target_spec("model."), d = drafter_spec("");
     static const struct pair wide[] = {{"hidden_size", "64"}, {NULL, NULL}};
     static const struct pair other[] = {{"intermediate_size", "999"},     {"num_attention_heads", "8"},
                                         {"num_key_value_heads", "4"},     {"head_dim", "128"},
@@ -318,25 +342,9 @@ static void test_pair(void **state)
     struct convert o = options("t");
     o.output = "target.gguf";
     convert_ok(&o);
-    for (int gguf = 0; gguf < 2; gguf++) {
-        const char *target = gguf ? "target.gguf" : "t";
-        char msg[256];
-        write_config("t", base_target, NULL);
-        o = options("d");
-        o.target = target;
-        write_config("d", base_drafter, NULL);
-        snprintf(msg, sizeof msg,
-                 "d/config.json: num_target_layers does not fit the target %s (expected 2, got 3)", target);
-        convert_bad(&o, ERR_FORMAT, msg);
-        write_config("d", base_drafter, deep);
-        convert_bad(&o, ERR_FORMAT, "d: tap 1 is out of range (expected below the target's 2 layers, got 2)");
-        write_config("d", base_drafter, vocab);
-        snprintf(msg, sizeof msg,
-                 "d/config.json: vocab_size does not fit the target %s (expected 40, got 41)", target);
-        convert_bad(&o, ERR_FORMAT, msg);
-        write_config("d", base_drafter, count);
-        convert_ok(&o);
-    }
+    against("t");
+    against("target.gguf");
+    o = options("d");
     write_config("t", base_target, other); /* sizes that need not be equal stay the drafter's own */
     o.target = "t";
     convert_ok(&o);
@@ -362,13 +370,12 @@ static void test_pair(void **state)
     unlink("target.gguf");
 }
 
-static void test_flags(void **state)
+static void test_flags_alone(void **state)
 {
     (void)state;
     struct spec d = drafter_spec("");
     write_weights("bare", &d);
-    const char *file = "bare/model.safetensors";
-    struct convert o = options(file);
+    struct convert o = options("bare/model.safetensors");
     convert_bad(
         &o, ERR_USAGE,
         "bare/model.safetensors: the list of tapped target layers is not known: there is no config.json");
@@ -398,10 +405,23 @@ static void test_flags(void **state)
     array_is(g, "dflash.attention.causal_pattern", GGUF_BOOL, (int64_t[]){0, 0}, 2);
     gguf_close(g);
 
-    /* a flag wins over the config, and says so */
+    struct spec t = target_spec("model.");
+    write_weights("bare", &t);
+    o = options("bare/model.safetensors");
+    convert_bad(
+        &o, ERR_FORMAT,
+        "bare/model.safetensors: no config.json (only a DFlash drafter converts without, with its parts as "
+        "flags)");
+}
+
+/* A flag wins over the config, and says so. */
+static void test_flags(void **state)
+{
+    (void)state;
+    struct spec d = drafter_spec("");
+    struct convert o = options("d");
     write_config("d", base_drafter, NULL);
     write_weights("d", &d);
-    o = options("d");
     o.rope_theta = 5e5;
     o.n_taps = 2;
     o.taps[0] = 1;
@@ -412,21 +432,13 @@ static void test_flags(void **state)
         "warning: --rope-theta 500000 is used, d/config.json: rope_parameters.rope_theta says 10000000\n"));
     assert_non_null(strstr(
         said, "warning: --taps 1,2 is used, d/config.json: dflash_config.target_layer_ids says 0,1\n"));
-    g = open_out();
+    struct gguf *g = open_out();
     assert_true(f32(g, "dflash.rope.freq_base") == 5e5f);
     array_is(g, "dflash.target_layers", GGUF_I32, (int64_t[]){2, 3}, 2);
     gguf_close(g);
 
-    struct spec t = target_spec("model.");
-    write_weights("bare", &t);
-    o = options(file);
-    convert_bad(
-        &o, ERR_FORMAT,
-        "bare/model.safetensors: no config.json (only a DFlash drafter converts without, with its parts as "
-        "flags)");
-    o.input = "out.gguf";
     write_file("in.gguf", "GGUF\3\0\0\0", 8);
-    o.input = "in.gguf";
+    o = options("in.gguf");
     o.n_head = 3;
     convert_bad(&o, ERR_USAGE, "in.gguf: --heads is for checkpoints, this is a GGUF");
     o.n_head = 0;
@@ -442,6 +454,30 @@ static void test_flags(void **state)
 }
 
 /* ---- random ---- */
+
+/* A uniform matrix of deviation 0.02 (blocks: within a tenth) and mean 0 up to 5 standard errors; norms near
+ * 1. */
+static void is_random(const struct gguf_tensor *t)
+{
+    int64_t n = t->ne[0] * t->ne[1];
+    float *x = malloc((size_t)n * sizeof *x);
+    double sum = 0, sq = 0;
+    for (int64_t r = 0; r < t->ne[1]; r++)
+        assert_int_equal(kn_decode_row(t->type, t->data + (size_t)r * kn_row_bytes(t->type, t->ne[0]),
+                                       x + r * t->ne[0], t->ne[0]),
+                         0);
+    for (int64_t k = 0; k < n; k++) {
+        sum += x[k];
+        sq += (double)x[k] * x[k];
+    }
+    free(x);
+    if (t->n_dims == 1) {
+        assert_true(fabs(sum / (double)n - 1) < 0.05);
+    } else {
+        assert_true(fabs(sqrt(sq / (double)n) - 0.02) < 0.002);
+        assert_true(fabs(sum / (double)n) < 5 * 0.02 / sqrt((double)n / 32));
+    }
+}
 
 static void test_random(void **state)
 {
@@ -470,29 +506,7 @@ static void test_random(void **state)
         o.seed = 8;
         convert_ok(&o);
         struct gguf *g = open_out();
-        for (uint64_t j = 0; j < g->n_tensors; j++) {
-            const struct gguf_tensor *t = &g->tensor[j];
-            int64_t n = t->ne[0] * t->ne[1];
-            float *x = malloc((size_t)n * sizeof *x);
-            double sum = 0, sq = 0;
-            for (int64_t r = 0; r < t->ne[1]; r++)
-                assert_int_equal(kn_decode_row(t->type, t->data + (size_t)r * kn_row_bytes(t->type, t->ne[0]),
-                                               x + r * t->ne[0], t->ne[0]),
-                                 0);
-            for (int64_t k = 0; k < n; k++) {
-                sum += x[k];
-                sq += (double)x[k] * x[k];
-            }
-            free(x);
-            /* a uniform matrix of deviation 0.02 (blocks: within a tenth) and mean 0 up to 5 standard errors;
-             * norms near 1 */
-            if (t->n_dims == 1) {
-                assert_true(fabs(sum / (double)n - 1) < 0.05);
-            } else {
-                assert_true(fabs(sqrt(sq / (double)n) - 0.02) < 0.002);
-                assert_true(fabs(sum / (double)n) < 5 * 0.02 / sqrt((double)n / 32));
-            }
-        }
+        for (uint64_t j = 0; j < g->n_tensors; j++) is_random(&g->tensor[j]);
         gguf_close(g);
     }
     write_config("r", base_drafter, NULL);
@@ -543,9 +557,11 @@ int main(void)
         cmocka_unit_test(test_drafter),
         cmocka_unit_test(test_prefix_and_shards),
         cmocka_unit_test(test_tensors),
+        cmocka_unit_test(test_relatives),
         cmocka_unit_test(test_tied),
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_pair),
+        cmocka_unit_test(test_flags_alone),
         cmocka_unit_test(test_flags),
         cmocka_unit_test(test_random),
         cmocka_unit_test(test_memory),

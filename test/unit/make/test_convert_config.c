@@ -259,6 +259,40 @@ static void test_drafter_extras(void **state)
     gguf_close(g);
 }
 
+/* For a Gemma 4 target its scale and cap are written out, since llama.cpp takes an absent key as none; the
+ * config's win, and a dialect whose readers do not look gets neither. */
+static void test_target_ends(void **state)
+{
+    (void)state;
+    struct spec s = drafter_spec("");
+    static const struct pair gemma[] = {{"architectures", "[\"Gemma4ForCausalLM\"]"},
+                                        {"final_logit_softcapping", "30.0"},
+                                        {NULL, NULL}},
+                             of_two[] = {{"num_target_layers", "2"}, {NULL, NULL}},
+                             own[] = {
+                                 {"num_target_layers", "2"}, {"input_embedding_scale", "5.5"}, {NULL, NULL}};
+    struct convert o = options("d");
+    o.target = "t";
+    write_weights("d", &s);
+    for (int i = 0; i < 4; i++) {
+        write_config("t", base_target, i < 3 ? gemma : NULL);
+        write_config("d", base_drafter, i == 1 ? own : of_two);
+        o.dialect = i == 2 ? "ik" : NULL;
+        convert_ok(&o);
+        struct gguf *g = open_out();
+        if (i < 2) {
+            assert_true(f32(g, "dflash.embedding_scale") ==
+                        (i ? 5.5f : 5.65625f)); /* the root of 32 in bf16 */
+            assert_true(f32(g, "dflash.final_logit_softcapping") == 30.0f);
+        } else {
+            assert_null(gguf_find(g, i == 2 ? "dflash-draft.embedding_scale" : "dflash.embedding_scale"));
+            assert_null(gguf_find(g, "dflash.final_logit_softcapping"));
+        }
+        assert_null(strstr(said, "only our key dflash.embedding_scale"));
+        gguf_close(g);
+    }
+}
+
 /* JetSpec: one flag, where its exporter puts it or at top level. A full layer is causal then, and a sliding
  * one is not where it says false. */
 static void test_causal_head(void **state)
@@ -305,7 +339,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_target_config),  cmocka_unit_test(test_drafter_config),
         cmocka_unit_test(test_drafter_extras), cmocka_unit_test(test_causal_head),
-        cmocka_unit_test(test_json),
+        cmocka_unit_test(test_target_ends),    cmocka_unit_test(test_json),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -256,48 +256,47 @@ static void test_reduced(void **state)
     convert_bad(&o, ERR_FORMAT, "d: d2t is there and lm_head.weight is missing");
 }
 
+static const struct {
+    struct pair change[3];
+    const char *msg;
+} dspark_refused[] = {
+    {{{"markov_head_type", "\"gated\""}},
+     "d/config.json: markov_head_type does not match the tensors (expected \"vanilla\", got \"gated\")"},
+    {{{"markov_head_type", "\"lstm\""}},
+     "d/config.json: markov_head_type is not known (expected \"vanilla\", \"gated\" or \"rnn\", got "
+     "\"lstm\")"},
+    {{{"markov_rank", "16"}}, "d/config.json: markov_rank does not match the tensors (expected 8, got 16)"},
+    {{{"enable_confidence_head", "false"}},
+     "d/config.json: enable_confidence_head does not match the tensors (expected true from "
+     "confidence_head.proj, got false)"},
+    {{{"confidence_head_with_markov", "false"}},
+     "d/config.json: confidence_head_with_markov does not match the tensors (expected true from its "
+     "input's width, got false)"},
+    {{{"vocab_size", "41"}}, "d: markov_head.markov_w1.weight: rows (expected the vocabulary's 41, got 40)"},
+    {{{"draft_vocab_size", "16"}},
+     "d/config.json: draft_vocab_size does not match the tensors (expected 40 from "
+     "markov_head.markov_w2.weight, got 16)"},
+    {{{"output_multiplier", "0.5"}},
+     "d/config.json: output_multiplier is not implemented in a DSpark drafter (expected 1)"},
+    {{{"model_type", "\"gemma4\""}},
+     "d/config.json: model_type is not a DSpark drafter's (expected \"qwen3\", got \"gemma4\")"},
+    {{{"target_layer_ids", "[-2, 1]"}},
+     "d: target_layer_ids[0] is out of range (expected a zero-based layer, or -1, the embeddings, got "
+     "-2)"},
+    {{{"gru_hidden_dim", "8"}},
+     "d/config.json: key gru_hidden_dim shows a Domino drafter, which is not supported (expected a plain "
+     "Qwen3DSparkModel)"},
+    {{{"markov_gain", "2"}}, "d/config.json: markov_gain is not a key that is known (its value: 2)"},
+};
+
 static void test_dspark_refused(void **state)
 {
     (void)state;
-    static const struct {
-        struct pair change[3];
-        const char *msg;
-    } c[] = {
-        {{{"markov_head_type", "\"gated\""}},
-         "d/config.json: markov_head_type does not match the tensors (expected \"vanilla\", got \"gated\")"},
-        {{{"markov_head_type", "\"lstm\""}},
-         "d/config.json: markov_head_type is not known (expected \"vanilla\", \"gated\" or \"rnn\", got "
-         "\"lstm\")"},
-        {{{"markov_rank", "16"}},
-         "d/config.json: markov_rank does not match the tensors (expected 8, got 16)"},
-        {{{"enable_confidence_head", "false"}},
-         "d/config.json: enable_confidence_head does not match the tensors (expected true from "
-         "confidence_head.proj, got false)"},
-        {{{"confidence_head_with_markov", "false"}},
-         "d/config.json: confidence_head_with_markov does not match the tensors (expected true from its "
-         "input's width, got false)"},
-        {{{"vocab_size", "41"}},
-         "d: markov_head.markov_w1.weight: rows (expected the vocabulary's 41, got 40)"},
-        {{{"draft_vocab_size", "16"}},
-         "d/config.json: draft_vocab_size does not match the tensors (expected 40 from "
-         "markov_head.markov_w2.weight, got 16)"},
-        {{{"output_multiplier", "0.5"}},
-         "d/config.json: output_multiplier is not implemented in a DSpark drafter (expected 1)"},
-        {{{"model_type", "\"gemma4\""}},
-         "d/config.json: model_type is not a DSpark drafter's (expected \"qwen3\", got \"gemma4\")"},
-        {{{"target_layer_ids", "[-2, 1]"}},
-         "d: target_layer_ids[0] is out of range (expected a zero-based layer, or -1, the embeddings, got "
-         "-2)"},
-        {{{"gru_hidden_dim", "8"}},
-         "d/config.json: key gru_hidden_dim shows a Domino drafter, which is not supported (expected a plain "
-         "Qwen3DSparkModel)"},
-        {{{"markov_gain", "2"}}, "d/config.json: markov_gain is not a key that is known (its value: 2)"},
-    };
     struct spec s = dspark_spec(0, VOCAB);
     struct convert o = options("d");
-    for (size_t i = 0; i < sizeof c / sizeof c[0]; i++) {
-        write_all(&s, dspark, c[i].change);
-        convert_bad(&o, ERR_FORMAT, c[i].msg);
+    for (size_t i = 0; i < sizeof dspark_refused / sizeof dspark_refused[0]; i++) {
+        write_all(&s, dspark, dspark_refused[i].change);
+        convert_bad(&o, ERR_FORMAT, dspark_refused[i].msg);
     }
     write_all(&s, dspark, NULL);
     o.dialect = "ik";
@@ -468,40 +467,41 @@ static struct spec gemma4_spec(void)
     return s;
 }
 
+static const struct {
+    struct pair change[3];
+    const char *msg;
+} gemma4_refused[] = {
+    {{{"layer_types", "[\"full_attention\", \"sliding_attention\"]"}},
+     "d/config.json: layer_types[1] is not implemented in a drafter with Gemma 4's blocks (expected "
+     "\"full_attention\", got \"sliding_attention\")"},
+    {{{"attention_k_eq_v", "false"}},
+     "d/config.json: attention_k_eq_v: values of their own are not implemented in a drafter with Gemma "
+     "4's "
+     "blocks (expected true)"},
+    {{{"attention_k_eq_v", NULL}},
+     "d/config.json: attention_k_eq_v: values of their own are not implemented in a drafter with Gemma "
+     "4's "
+     "blocks (expected true)"},
+    {{{"final_logit_softcapping", "30.0"}},
+     "d/config.json: final_logit_softcapping is not implemented in a drafter with Gemma 4's blocks "
+     "(expected null)"},
+    {{{"global_head_dim", "8"}},
+     "d/config.json: global_head_dim does not match the tensors (expected 16 from "
+     "layers.0.self_attn.q_norm.weight, got 8)"},
+    {{{"num_global_key_value_heads", "2"}},
+     "d/config.json: num_global_key_value_heads does not match the tensors (expected 1 from "
+     "layers.0.self_attn.k_proj.weight / layers.0.self_attn.q_norm.weight, got 2)"},
+    {{{"hidden_activation", "\"silu\""}},
+     "d/config.json: hidden_activation changes the forward pass and is not implemented (expected "
+     "\"gelu_pytorch_tanh\", got \"silu\")"},
+    {{{"enable_moe_block", "true"}},
+     "d/config.json: enable_moe_block changes the forward pass and is not implemented (expected false, "
+     "got "
+     "true)"},
+};
+
 static void test_gemma4(void **state)
 {
-    static const struct {
-        struct pair change[3];
-        const char *msg;
-    } c[] = {
-        {{{"layer_types", "[\"full_attention\", \"sliding_attention\"]"}},
-         "d/config.json: layer_types[1] is not implemented in a drafter with Gemma 4's blocks (expected "
-         "\"full_attention\", got \"sliding_attention\")"},
-        {{{"attention_k_eq_v", "false"}},
-         "d/config.json: attention_k_eq_v: values of their own are not implemented in a drafter with Gemma "
-         "4's "
-         "blocks (expected true)"},
-        {{{"attention_k_eq_v", NULL}},
-         "d/config.json: attention_k_eq_v: values of their own are not implemented in a drafter with Gemma "
-         "4's "
-         "blocks (expected true)"},
-        {{{"final_logit_softcapping", "30.0"}},
-         "d/config.json: final_logit_softcapping is not implemented in a drafter with Gemma 4's blocks "
-         "(expected null)"},
-        {{{"global_head_dim", "8"}},
-         "d/config.json: global_head_dim does not match the tensors (expected 16 from "
-         "layers.0.self_attn.q_norm.weight, got 8)"},
-        {{{"num_global_key_value_heads", "2"}},
-         "d/config.json: num_global_key_value_heads does not match the tensors (expected 1 from "
-         "layers.0.self_attn.k_proj.weight / layers.0.self_attn.q_norm.weight, got 2)"},
-        {{{"hidden_activation", "\"silu\""}},
-         "d/config.json: hidden_activation changes the forward pass and is not implemented (expected "
-         "\"gelu_pytorch_tanh\", got \"silu\")"},
-        {{{"enable_moe_block", "true"}},
-         "d/config.json: enable_moe_block changes the forward pass and is not implemented (expected false, "
-         "got "
-         "true)"},
-    };
     (void)state;
     struct spec s = gemma4_spec();
     struct convert o = options("d");
@@ -519,6 +519,7 @@ static void test_gemma4(void **state)
     for (int i = 0; i < HEAD / 2; i++) assert_true(turns[i] == (i < HEAD / 8 ? 1.0f : 1e30f));
     assert_string_equal(d->kind, "DSpark");
     assert_true(d->runs && d->other_block && d->gelu && d->confidence && d->rope[0].has_divisors);
+    assert_non_null(gguf_find(g, "dflash.hidden_activation")); /* as llama.cpp spells it */
     assert_true(d->layer[0].value_is_key && d->layer[1].value_is_key && d->attention_scale == 1);
     assert_true(d->has_embedding_scale && d->embedding_scale == 5.65625f); /* the root of 32 in bf16 */
     assert_true(d->has_softcap && d->softcap == 0 && d->first_row == 0);
@@ -533,9 +534,9 @@ static void test_gemma4(void **state)
     o.random = true;
     convert_ok(&o);
     o = options("d");
-    for (size_t i = 0; i < sizeof c / sizeof c[0]; i++) {
-        write_all(&s, gemma4, c[i].change);
-        convert_bad(&o, ERR_FORMAT, c[i].msg);
+    for (size_t i = 0; i < sizeof gemma4_refused / sizeof gemma4_refused[0]; i++) {
+        write_all(&s, gemma4, gemma4_refused[i].change);
+        convert_bad(&o, ERR_FORMAT, gemma4_refused[i].msg);
     }
     add(&s, KV, EMBD, "layers.0.self_attn.v_proj.weight");
     write_all(&s, gemma4, NULL);

@@ -199,74 +199,73 @@ static void test_multimodal(void **state)
     gguf_close(b);
 }
 
-static void test_config(void **state)
-{
-    (void)state;
 #define PER_LAYER(v)                                                                                         \
     {"per_layer_config", v}, {"global_head_dim", NULL},                                                      \
     {                                                                                                        \
         "num_global_key_value_heads", NULL                                                                   \
     }
-    static const struct {
-        struct pair change[4];
-        const char *msg; /* NULL: converts */
-    } c[] = {
-        {{{NULL, NULL}}, NULL},
-        {{PER_LAYER("{\"1\": {\"head_dim\": 32, \"num_key_value_heads\": 2}}")}, NULL},
-        {{PER_LAYER("{\"01\": {\"head_dim\": 32, \"num_key_value_heads\": 2}}")}, NULL},
-        {{PER_LAYER("{\"1\": {\"head_dim\": 32, \"num_key_value_heads\": 2}, \"01\": {\"head_dim\": 16}}")},
-         "t/config.json: per_layer_config.1.head_dim and per_layer_config.01.head_dim disagree..."},
-        {{PER_LAYER("{\"1\": {\"head_dim\": 16, \"num_key_value_heads\": 2}}")},
-         "t/config.json: the head size of full layers does not match the tensors (expected 32 from "
-         "model.layers.1.self_attn.q_norm.weight, got 16)"},
-        {{PER_LAYER("{\"1\": {\"head_dim\": 32, \"num_key_value_heads\": 2, \"sliding_window\": 3}}")},
-         "t/config.json: per_layer_config.1.sliding_window is not a key that is known (its value: 3)"},
-        {{{"num_global_key_value_heads", "1"}},
-         "t/config.json: the number of key heads of full layers does not match the tensors (expected 2 from "
-         "model.layers.1.self_attn.k_proj.weight, got 1)"},
-        {{{"num_attention_heads", "4"}}, "t/config.json: num_attention_heads does not match the tensors..."},
-        {{{"hidden_size_per_layer_input", "256"}},
-         "t/config.json: hidden_size_per_layer_input: per-layer embeddings (as in E2B and E4B) are not "
-         "supported (expected 0, got 256)"},
-        {{{"num_kv_shared_layers", "1"}},
-         "t/config.json: num_kv_shared_layers: layers that share another layer's keys and values (as in E2B "
-         "and E4B) are not supported (expected 0, got 1)"},
-        {{{"use_double_wide_mlp", "true"}},
-         "t/config.json: use_double_wide_mlp: double-wide feed-forwards..."},
-        {{{"attention_k_eq_v", "false"}}, "t: tensor layers.1.self_attn.v_proj.weight is missing"},
-        {{{"attention_k_eq_v", NULL}}, "t/config.json: attention_k_eq_v is missing..."},
-        {{{"enable_moe_block", "true"}}, "t: tensor layers.0.post_feedforward_layernorm_1.weight is missing"},
-        {{{"layer_types", NULL}}, "t/config.json: layer_types is missing (expected 2 layers, got 0)"},
-        {{{"layer_types", "[\"sliding_attention\", \"linear_attention\"]"}},
-         "t/config.json: layer_types[1] is not known (expected \"sliding_attention\" or \"full_attention\", "
-         "got \"linear_attention\")"},
-        {{{"layer_types", "[\"full_attention\", \"sliding_attention\"]"}},
-         "t: tensor layers.1.self_attn.v_proj.weight is missing"},
-        {{{"sliding_window", NULL}}, "t/config.json: sliding_window is missing"},
-        {{{"hidden_activation", NULL}},
-         "t/config.json: hidden_activation is missing (expected \"gelu_pytorch_tanh\")"},
-        {{{"hidden_activation", "\"gelu\""}},
-         "t/config.json: hidden_activation changes the forward pass and is not implemented..."},
-        {{{"final_logit_softcapping", "-1"}},
-         "t/config.json: final_logit_softcapping is out of range (expected above 0, got -1)"},
-        {{{"final_logit_softcapping", "null"}}, NULL},
-        {{{"use_bidirectional_attention", "\"vision\""}}, NULL},
-        {{{"use_bidirectional_attention", "\"all\""}},
-         "t/config.json: use_bidirectional_attention changes the forward pass..."},
-        {{{"rope_parameters", "{\"full_attention\": {\"rope_theta\": 1e6}}"}},
-         "t/config.json: rope_parameters.sliding_attention.rope_theta is missing"},
-        {{{"rope_parameters",
-           "{\"full_attention\": {\"rope_theta\": 1e6, \"partial_rotary_factor\": 0.25}}"}},
-         "t/config.json: rope_parameters.full_attention: a partial rotation of type default is not "
-         "implemented (expected \"proportional\")"},
-    };
+static const struct {
+    struct pair change[4];
+    const char *msg; /* NULL: converts */
+} configs[] = {
+    {{{NULL, NULL}}, NULL},
+    {{PER_LAYER("{\"1\": {\"head_dim\": 32, \"num_key_value_heads\": 2}}")}, NULL},
+    {{PER_LAYER("{\"01\": {\"head_dim\": 32, \"num_key_value_heads\": 2}}")}, NULL},
+    {{PER_LAYER("{\"1\": {\"head_dim\": 32, \"num_key_value_heads\": 2}, \"01\": {\"head_dim\": 16}}")},
+     "t/config.json: per_layer_config.1.head_dim and per_layer_config.01.head_dim disagree..."},
+    {{PER_LAYER("{\"1\": {\"head_dim\": 16, \"num_key_value_heads\": 2}}")},
+     "t/config.json: the head size of full layers does not match the tensors (expected 32 from "
+     "model.layers.1.self_attn.q_norm.weight, got 16)"},
+    {{PER_LAYER("{\"1\": {\"head_dim\": 32, \"num_key_value_heads\": 2, \"sliding_window\": 3}}")},
+     "t/config.json: per_layer_config.1.sliding_window is not a key that is known (its value: 3)"},
+    {{{"num_global_key_value_heads", "1"}},
+     "t/config.json: the number of key heads of full layers does not match the tensors (expected 2 from "
+     "model.layers.1.self_attn.k_proj.weight, got 1)"},
+    {{{"num_attention_heads", "4"}}, "t/config.json: num_attention_heads does not match the tensors..."},
+    {{{"hidden_size_per_layer_input", "256"}},
+     "t/config.json: hidden_size_per_layer_input: per-layer embeddings (as in E2B and E4B) are not "
+     "supported (expected 0, got 256)"},
+    {{{"num_kv_shared_layers", "1"}},
+     "t/config.json: num_kv_shared_layers: layers that share another layer's keys and values (as in E2B "
+     "and E4B) are not supported (expected 0, got 1)"},
+    {{{"use_double_wide_mlp", "true"}}, "t/config.json: use_double_wide_mlp: double-wide feed-forwards..."},
+    {{{"attention_k_eq_v", "false"}}, "t: tensor layers.1.self_attn.v_proj.weight is missing"},
+    {{{"attention_k_eq_v", NULL}}, "t/config.json: attention_k_eq_v is missing..."},
+    {{{"enable_moe_block", "true"}}, "t: tensor layers.0.post_feedforward_layernorm_1.weight is missing"},
+    {{{"layer_types", NULL}}, "t/config.json: layer_types is missing (expected 2 layers, got 0)"},
+    {{{"layer_types", "[\"sliding_attention\", \"linear_attention\"]"}},
+     "t/config.json: layer_types[1] is not known (expected \"sliding_attention\" or \"full_attention\", "
+     "got \"linear_attention\")"},
+    {{{"layer_types", "[\"full_attention\", \"sliding_attention\"]"}},
+     "t: tensor layers.1.self_attn.v_proj.weight is missing"},
+    {{{"sliding_window", NULL}}, "t/config.json: sliding_window is missing"},
+    {{{"hidden_activation", NULL}},
+     "t/config.json: hidden_activation is missing (expected \"gelu_pytorch_tanh\")"},
+    {{{"hidden_activation", "\"gelu\""}},
+     "t/config.json: hidden_activation changes the forward pass and is not implemented..."},
+    {{{"final_logit_softcapping", "-1"}},
+     "t/config.json: final_logit_softcapping is out of range (expected above 0, got -1)"},
+    {{{"final_logit_softcapping", "null"}}, NULL},
+    {{{"use_bidirectional_attention", "\"vision\""}}, NULL},
+    {{{"use_bidirectional_attention", "\"all\""}},
+     "t/config.json: use_bidirectional_attention changes the forward pass..."},
+    {{{"rope_parameters", "{\"full_attention\": {\"rope_theta\": 1e6}}"}},
+     "t/config.json: rope_parameters.sliding_attention.rope_theta is missing"},
+    {{{"rope_parameters", "{\"full_attention\": {\"rope_theta\": 1e6, \"partial_rotary_factor\": 0.25}}"}},
+     "t/config.json: rope_parameters.full_attention: a partial rotation of type default is not "
+     "implemented (expected \"proportional\")"},
+};
+
+static void test_config(void **state)
+{
+    (void)state;
     struct spec s = gemma_spec("model.", false);
     write_weights("t", &s);
-    for (size_t i = 0; i < sizeof c / sizeof c[0]; i++) {
+    for (size_t i = 0; i < sizeof configs / sizeof configs[0]; i++) {
         struct convert o = options("t");
-        write_config("t", base_gemma, c[i].change);
-        if (c[i].msg)
-            convert_bad(&o, ERR_FORMAT, c[i].msg);
+        write_config("t", base_gemma, configs[i].change);
+        if (configs[i].msg)
+            convert_bad(&o, ERR_FORMAT, configs[i].msg);
         else
             convert_ok(&o);
     }

@@ -470,55 +470,56 @@ static void test_moe_desc(void **state)
     run_descs(c, sizeof c / sizeof c[0]);
 }
 
+static const struct {
+    struct pair change[2];
+    int d_k, d_v, taps;
+    const char *msg;
+} limits[] = {
+    {{{"linear_key_head_dim", "256"}}, 256, D_V, TAPS_OF_CONV, NULL},
+    {{{"linear_conv_kernel_dim", "16"}}, D_K, D_V, 16, NULL},
+    {{{"linear_key_head_dim", "257"}},
+     257,
+     D_V,
+     TAPS_OF_CONV,
+     "out.gguf: key 'qwen35.ssm.state_size': keys of this length are not supported (expected at most "
+     "256, got 257)"},
+    {{{"linear_value_head_dim", "260"}},
+     D_K,
+     260,
+     TAPS_OF_CONV,
+     "out.gguf: key 'qwen35.ssm.inner_size': values (of ssm.time_step_rank heads) of this length are not "
+     "supported "
+     "(expected at most 256, got 260)"},
+    {{{"linear_conv_kernel_dim", "17"}},
+     D_K,
+     D_V,
+     17,
+     "out.gguf: key 'qwen35.ssm.conv_kernel': convolutions of this length are not supported (expected at "
+     "most 16, "
+     "got 17)"},
+};
+
 /* Sizes that no backend has code for are refused when the model is loaded, by key. */
 static void test_limits(void **state)
 {
     (void)state;
-    static const struct {
-        struct pair change[2];
-        int d_k, d_v, taps;
-        const char *msg;
-    } c[] = {
-        {{{"linear_key_head_dim", "256"}}, 256, D_V, TAPS_OF_CONV, NULL},
-        {{{"linear_conv_kernel_dim", "16"}}, D_K, D_V, 16, NULL},
-        {{{"linear_key_head_dim", "257"}},
-         257,
-         D_V,
-         TAPS_OF_CONV,
-         "out.gguf: key 'qwen35.ssm.state_size': keys of this length are not supported (expected at most "
-         "256, got 257)"},
-        {{{"linear_value_head_dim", "260"}},
-         D_K,
-         260,
-         TAPS_OF_CONV,
-         "out.gguf: key 'qwen35.ssm.inner_size': values (of ssm.time_step_rank heads) of this length are not "
-         "supported "
-         "(expected at most 256, got 260)"},
-        {{{"linear_conv_kernel_dim", "17"}},
-         D_K,
-         D_V,
-         17,
-         "out.gguf: key 'qwen35.ssm.conv_kernel': convolutions of this length are not supported (expected at "
-         "most 16, "
-         "got 17)"},
-    };
     struct kn_open open = {.device = "cpu"};
     struct kn_backend *be;
     char msg[128];
     assert_int_equal(kn_backend_open(&be, &open, msg, sizeof msg), 0);
-    for (size_t i = 0; i < sizeof c / sizeof c[0]; i++) {
+    for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
         struct spec s = delta_spec("model.", false);
         struct err e = {0};
         struct model *m = NULL;
-        const int64_t value = N_V * c[i].d_v, width = 2 * N_K * c[i].d_k + value;
+        const int64_t value = N_V * limits[i].d_v, width = 2 * N_K * limits[i].d_k + value;
         for (int layer = 0; layer < BLOCKS; layer += 2) {
             const struct {
                 const char *name;
                 int dim;
                 int64_t size;
             } t[] = {{"in_proj_qkv.weight", 0, width}, {"in_proj_z.weight", 0, value},
-                     {"conv1d.weight", 0, width},      {"conv1d.weight", 2, c[i].taps},
-                     {"out_proj.weight", 1, value},    {"norm.weight", 0, c[i].d_v}};
+                     {"conv1d.weight", 0, width},      {"conv1d.weight", 2, limits[i].taps},
+                     {"out_proj.weight", 1, value},    {"norm.weight", 0, limits[i].d_v}};
             for (size_t j = 0; j < sizeof t / sizeof t[0]; j++) {
                 char name[80];
                 snprintf(name, sizeof name, "model.layers.%d.linear_attn.%s", layer, t[j].name);
@@ -526,13 +527,13 @@ static void test_limits(void **state)
             }
         }
         write_weights("t", &s);
-        family_config("t", parts, c[i].change);
+        family_config("t", parts, limits[i].change);
         struct convert o = options("t");
         convert_ok(&o);
         const int rc = model_load(&m, "out.gguf", be, NULL, NULL, NULL, &e);
-        if (rc != (c[i].msg ? -1 : 0) || (c[i].msg && strcmp(e.msg, c[i].msg)))
+        if (rc != (limits[i].msg ? -1 : 0) || (limits[i].msg && strcmp(e.msg, limits[i].msg)))
             fail_msg("case %zu: \"%s\"", i, e.msg);
-        if (c[i].msg) assert_int_equal(e.code, ERR_FORMAT);
+        if (limits[i].msg) assert_int_equal(e.code, ERR_FORMAT);
         model_free(m);
     }
     kn_backend_close(be);

@@ -128,6 +128,7 @@ static void test_mtp_alone(void **state)
     convert_bad(&o, ERR_FORMAT, "t: holds the block that predicts further tokens alone, and no target's");
     o.mtp = CONVERT_MTP_ONLY;
     convert_ok(&o);
+    assert_non_null(strstr(said, "the checkpoint has no embedding: llama.cpp reads"));
     struct desc *d = describe_out(false);
     assert_true(d->arch == DESC_QWEN35_MTP && d->apart && d->first_block == BLOCKS && d->n_vocab == VOCAB);
     desc_free(d);

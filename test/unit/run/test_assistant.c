@@ -380,6 +380,15 @@ static void test_desc(void **state)
     };
     make_assistant("out.gguf", 1, NULL, NULL);
     run_descs(c, sizeof c / sizeof c[0]);
+    /* a layer's, as the target's: llama.cpp finds its way in the target's caches by them */
+    struct gguf *g = open_out();
+    const struct gguf_kv *kv = gguf_find(g, A "attention.head_count_kv");
+    assert_non_null(kv);
+    assert_int_equal(kv->type, GGUF_ARRAY);
+    assert_int_equal(kv->count, 2);
+    assert_int_equal(gguf_array_i64(kv, 0), 3);
+    assert_int_equal(gguf_array_i64(kv, 1), 2);
+    gguf_close(g);
 }
 
 static void expect_pair(struct desc *t, struct desc *d, const char *msg)

@@ -58,11 +58,15 @@ static const struct tiny_tensor sinks[] = {{"blk.0.attn_sinks.weight", {HEADS, 0
 
 static int gelu(struct gguf_writer *w, struct err *e)
 {
-    return gguf_put_str(w, "dflash.hidden_act", "gelu_pytorch_tanh", 17, e);
+    return gguf_put_str(w, "dflash.hidden_activation", "gelu_pytorch_tanh", 17, e);
+}
+static int gelu_before(struct gguf_writer *w, struct err *e)
+{
+    return gguf_put_str(w, "dflash.hidden_act", "gelu", 4, e);
 }
 static int silu(struct gguf_writer *w, struct err *e)
 {
-    return gguf_put_str(w, "dflash.hidden_act", "silu", 4, e);
+    return gguf_put_str(w, "dflash.hidden_activation", "silu", 4, e);
 }
 static int scored(struct gguf_writer *w, struct err *e)
 {
@@ -98,6 +102,7 @@ static const struct form {
     {"plain", {.drafter = true}, false},
     {"silu", {.drafter = true, .edit = silu}, false},
     {"gelu", {.drafter = true, .edit = gelu}, true},
+    {"gelu by the name of before", {.drafter = true, .edit = gelu_before}, true},
     {"scores", {.drafter = true, .edit = scored}, true},
     {"values of keys", {.drafter = true, .extra = before, .drop_tensor = "blk.1.attn_v.weight"}, true},
     {"norms", {.drafter = true, .extra = norms}, true},
@@ -338,7 +343,11 @@ static void test_streams(void **state)
 
 static int relu(struct gguf_writer *w, struct err *e)
 {
-    return gguf_put_str(w, "dflash.hidden_act", "relu", 4, e);
+    return gguf_put_str(w, "dflash.hidden_activation", "relu", 4, e);
+}
+static int both_acts(struct gguf_writer *w, struct err *e)
+{
+    return silu(w, e) || gelu_before(w, e);
 }
 static int no_value(struct gguf_writer *w, struct err *e)
 {
@@ -349,63 +358,64 @@ static int below(struct gguf_writer *w, struct err *e)
     return gguf_put_f32(w, "dflash.attention.scale", -1, e);
 }
 
+static const struct tiny_tensor scale[] = {{"blk.0.layer_output_scale.weight", {1, 0}}, {"", {0, 0}}},
+                                freqs[] = {{"rope_freqs.weight", {D, 0}}, {"", {0, 0}}},
+                                long_sinks[] = {{"blk.1.attn_sinks.weight", {HEADS + 1, 0}}, {"", {0, 0}}},
+                                no_layer[] = {{"blk.2.attn_sinks.weight", {HEADS, 0}}, {"", {0, 0}}},
+                                of_none[] = {{"blk.0.attn_v.scale", {1, 0}}, {"", {0, 0}}},
+                                two[] = {{"blk.0.attn_q.scale", {2, 0}}, {"", {0, 0}}},
+                                of_head[] = {{"output.scale", {1, 0}}, {"", {0, 0}}},
+                                input[] = {{"blk.0.attn_q.input_scale", {1, 0}}, {"", {0, 0}}};
+static const struct {
+    struct tiny y;
+    const char *msg;
+} refused_blocks[] = {
+    {{.edit = relu},
+     "key 'dflash.hidden_activation': is not supported (expected silu, gelu or gelu_pytorch_tanh, got "
+     "relu)"},
+    {{.edit = both_acts}, "key 'dflash.hidden_act': disagrees with hidden_activation (got gelu)"},
+    {{.edit = below},
+     "key 'dflash.attention.scale': out of range (expected a finite number above 0, got -1)"},
+    {{.extra = scale}, "tensor 'blk.0.layer_output_scale.weight': is not supported without post_ffw_norm"},
+    {{.drop_tensor = "blk.1.attn_v.weight"}, "tensor 'blk.1.attn_v.weight': is missing"},
+    {{.extra = norms, .drop_tensor = "blk.0.post_attention_norm.weight"},
+     "tensor 'blk.0.post_attention_norm.weight': is missing (1 of 2 layers have it)"},
+    {{.extra = norms, .drop_tensor = "blk.1.post_ffw_norm.weight"}, "is not supported without post_ffw_norm"},
+    {{.extra = after, .drop_tensor = "blk.1.post_ffw_norm.weight"},
+     "tensor 'blk.1.post_ffw_norm.weight': is missing (1 of 2 layers have it)"},
+    {{.extra = norms, .drop_tensor = "blk.1.layer_output_scale.weight"},
+     "tensor 'blk.1.layer_output_scale.weight': is missing (1 of 2 layers have it)"},
+    {{.extra = freqs}, "tensor 'rope_freqs.weight': has the wrong shape (expected [24], got [48])"},
+    {{.extra = norms, .wide_tensor = "blk.1.post_ffw_norm.weight"},
+     "tensor 'blk.1.post_ffw_norm.weight': has the wrong shape (expected [40], got [41])"},
+    {{.edit = no_value},
+     "key 'dflash.attention.value_scale': out of range (expected a finite number above 0, got 0)"},
+    {{.extra = long_sinks}, "tensor 'blk.1.attn_sinks.weight': has the wrong shape (expected [4], got [5])"},
+    {{.extra = one_sink, .drop_key = "dflash.attention.sliding_window_pattern", .edit = all_sliding},
+     "tensor 'blk.0.attn_sinks.weight': is missing (another sliding layer has it)"},
+    {{.extra = no_layer}, "tensor 'blk.2.attn_sinks.weight': is not part of a dflash model"},
+    {{.extra = of_none, .drop_tensor = "blk.0.attn_v.weight"},
+     "tensor 'blk.0.attn_v.scale': there is no blk.0.attn_v.weight that it is of"},
+    {{.extra = two}, "tensor 'blk.0.attn_q.scale': has the wrong shape (expected [1], got [2])"},
+    {{.extra = of_head}, "tensor 'output.scale': there is no output.weight that it is of"},
+    {{.extra = input}, "tensor 'blk.0.attn_q.input_scale': is not part of a dflash model"},
+    {{.extra = scales, .nan_tensor = "blk.1.ffn_down.scale"},
+     "tensor 'blk.1.ffn_down.scale': is no scale (expected a finite number other than 0, got nan)"},
+};
+
 static void test_refused(void **state)
 {
-    static const struct tiny_tensor scale[] = {{"blk.0.layer_output_scale.weight", {1, 0}}, {"", {0, 0}}},
-                                    freqs[] = {{"rope_freqs.weight", {D, 0}}, {"", {0, 0}}},
-                                    long_sinks[] = {{"blk.1.attn_sinks.weight", {HEADS + 1, 0}},
-                                                    {"", {0, 0}}},
-                                    no_layer[] = {{"blk.2.attn_sinks.weight", {HEADS, 0}}, {"", {0, 0}}},
-                                    of_none[] = {{"blk.0.attn_v.scale", {1, 0}}, {"", {0, 0}}},
-                                    two[] = {{"blk.0.attn_q.scale", {2, 0}}, {"", {0, 0}}},
-                                    of_head[] = {{"output.scale", {1, 0}}, {"", {0, 0}}},
-                                    input[] = {{"blk.0.attn_q.input_scale", {1, 0}}, {"", {0, 0}}};
-    static const struct {
-        struct tiny y;
-        const char *msg;
-    } c[] = {
-        {{.edit = relu},
-         "key 'dflash.hidden_act': is not supported (expected silu, gelu or gelu_pytorch_tanh, got relu)"},
-        {{.edit = below},
-         "key 'dflash.attention.scale': out of range (expected a finite number above 0, got -1)"},
-        {{.extra = scale},
-         "tensor 'blk.0.layer_output_scale.weight': is not supported without post_ffw_norm"},
-        {{.drop_tensor = "blk.1.attn_v.weight"}, "tensor 'blk.1.attn_v.weight': is missing"},
-        {{.extra = norms, .drop_tensor = "blk.0.post_attention_norm.weight"},
-         "tensor 'blk.0.post_attention_norm.weight': is missing (1 of 2 layers have it)"},
-        {{.extra = norms, .drop_tensor = "blk.1.post_ffw_norm.weight"},
-         "is not supported without post_ffw_norm"},
-        {{.extra = after, .drop_tensor = "blk.1.post_ffw_norm.weight"},
-         "tensor 'blk.1.post_ffw_norm.weight': is missing (1 of 2 layers have it)"},
-        {{.extra = norms, .drop_tensor = "blk.1.layer_output_scale.weight"},
-         "tensor 'blk.1.layer_output_scale.weight': is missing (1 of 2 layers have it)"},
-        {{.extra = freqs}, "tensor 'rope_freqs.weight': has the wrong shape (expected [24], got [48])"},
-        {{.extra = norms, .wide_tensor = "blk.1.post_ffw_norm.weight"},
-         "tensor 'blk.1.post_ffw_norm.weight': has the wrong shape (expected [40], got [41])"},
-        {{.edit = no_value},
-         "key 'dflash.attention.value_scale': out of range (expected a finite number above 0, got 0)"},
-        {{.extra = long_sinks},
-         "tensor 'blk.1.attn_sinks.weight': has the wrong shape (expected [4], got [5])"},
-        {{.extra = one_sink, .drop_key = "dflash.attention.sliding_window_pattern", .edit = all_sliding},
-         "tensor 'blk.0.attn_sinks.weight': is missing (another sliding layer has it)"},
-        {{.extra = no_layer}, "tensor 'blk.2.attn_sinks.weight': is not part of a dflash model"},
-        {{.extra = of_none, .drop_tensor = "blk.0.attn_v.weight"},
-         "tensor 'blk.0.attn_v.scale': there is no blk.0.attn_v.weight that it is of"},
-        {{.extra = two}, "tensor 'blk.0.attn_q.scale': has the wrong shape (expected [1], got [2])"},
-        {{.extra = of_head}, "tensor 'output.scale': there is no output.weight that it is of"},
-        {{.extra = input}, "tensor 'blk.0.attn_q.input_scale': is not part of a dflash model"},
-        {{.extra = scales, .nan_tensor = "blk.1.ffn_down.scale"},
-         "tensor 'blk.1.ffn_down.scale': is no scale (expected a finite number other than 0, got nan)"},
-    };
     (void)state;
-    for (size_t i = 0; i < sizeof c / sizeof c[0]; i++) {
+    for (size_t i = 0; i < sizeof refused_blocks / sizeof refused_blocks[0]; i++) {
         struct err e = {0};
         struct model *m;
-        struct tiny y = c[i].y;
+        struct tiny y = refused_blocks[i].y;
         y.drafter = true;
         must(tiny_write(drafter_path, &y, &e), &e);
-        if (model_load(&m, drafter_path, be, NULL, NULL, NULL, &e) == 0) fail_msg("loads: %s", c[i].msg);
-        if (e.code != ERR_FORMAT || !strstr(e.msg, c[i].msg)) fail_msg("%s\nnot %s", e.msg, c[i].msg);
+        if (model_load(&m, drafter_path, be, NULL, NULL, NULL, &e) == 0)
+            fail_msg("loads: %s", refused_blocks[i].msg);
+        if (e.code != ERR_FORMAT || !strstr(e.msg, refused_blocks[i].msg))
+            fail_msg("%s\nnot %s", e.msg, refused_blocks[i].msg);
     }
 }
 

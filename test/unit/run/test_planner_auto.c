@@ -10,57 +10,23 @@
 #include <cmocka.h>
 
 #include "../../../common/base/mem.h"
-#include "plan_world.h"
+#include "plan_machines.h"
 
-#define COUNTS {2, 3, 4, 6, 8, 12, 16}, 7
-/* One H200 with three targets, and two cores with a small one, as they were timed (docs/speed/now.md); row
- * counts between are on a line. A draft is with the context of the rows that stayed. 35B-A3B's draft and rows
- * are those with which fixed widths are as fast as they were measured (test_stated). */
-static const struct machine machines[] = {
-    {"8B", 1.4e-3, .59e-3, 6e-6, COUNTS, {1.78e-3, 1.81e-3, 1.83e-3, 1.88e-3, 1.93e-3, 2.03e-3, 2.13e-3}, 16},
-    {"27B",
-     4.67e-3,
-     .93e-3,
-     7e-6,
-     COUNTS,
-     {4.83e-3, 4.87e-3, 4.91e-3, 5.02e-3, 5.11e-3, 5.5e-3, 5.83e-3},
-     16},
-    {"35B-A3B",
-     1.131e-3,
-     .6e-3,
-     7e-6,
-     COUNTS,
-     {1.87e-3, 2.22e-3, 2.5e-3, 2.95e-3, 3.05e-3, 3.9e-3, 4.27e-3},
-     16},
-    {"CPU", 15e-3, 12e-3, 1e-5, COUNTS, {16e-3, 18e-3, 20e-3, 23e-3, 26e-3, 31e-3, 35e-3}, 16},
-};
-enum { MACHINES = 4, TOKENS = 512, SEEDS = 120 };
+enum { SEEDS = 120 };
 
 static struct world w;
 static struct planner_auto made;
 
 static struct planner begin(const struct machine *m, bool drafter, bool look, bool fixed)
 {
-    struct plan_times t;
     struct err e = {0};
-    const struct planner_auto_options o = {.times = &t,
-                                           .fixed = fixed,
-                                           .counts = m->counts,
-                                           .n_counts = m->n_counts,
-                                           .block = m->block,
-                                           .drafter = drafter,
-                                           .look = look};
-    world_times(m, &t);
-    if (planner_auto_init(&made, &o, &e)) fail_msg("%s", e.msg);
+    if (machine_planner(&made, m, drafter, look, fixed, &e)) fail_msg("%s", e.msg);
     return planner_auto(&made);
 }
 
 static void world_of(const struct machine *m, struct drafter d, uint64_t seed)
 {
-    memset(&w, 0, offsetof(struct world, easy));
-    w.m = m, w.d[0] = d, w.ahead = 2, w.jitter = 0.01;
-    w.look = d.look > 0;
-    world_begin(&w, seed);
+    machine_world(&w, m, d, seed);
 }
 
 /* ---- what a run must keep to ---- */
@@ -98,18 +64,9 @@ static double lower(const struct ratio *r)
     return m - 1.96 * sqrt(v > 0 ? v / (r->n - 1) : 0);
 }
 
-static void same_plan(void *ctx, struct plan *p)
-{
-    *p = *(const struct plan *)ctx;
-}
-
 static double fixed_s(int32_t width)
 {
-    struct plan plan = {.draft = true, .rows = width};
-    const struct planner p = {.next = same_plan, .ctx = &plan};
-    struct world_run r;
-    world_run(&w, &p, TOKENS, &r, NULL);
-    return r.s;
+    return machine_fixed_s(&w, width, TOKENS);
 }
 
 static void at_least(const struct ratio *r, double bar, const char *machine, const char *what)
@@ -120,17 +77,6 @@ static void at_least(const struct ratio *r, double bar, const char *machine, con
 }
 
 /* ---- never slower ---- */
-
-static const struct {
-    const char *name;
-    struct drafter d;
-} wrong[] = {
-    {"never, unsure", {.mean = -3, .spread = 1, .trust = 1, .claim = -2, .never = true}},
-    {"never, half sure", {.mean = 0.5, .spread = 1.5, .trust = 1, .never = true}},
-    {"never, sure", {.mean = 2.5, .spread = 1, .trust = 1, .claim = 1, .never = true}},
-    {"never, now and then sure", {.mean = -2, .spread = 4, .trust = 1, .never = true}},
-    {"one in five", {.mean = -1.4, .spread = 0.5, .trust = 0, .claim = 3, .noise = 1}},
-};
 
 static void test_never_slower(void **state)
 {
@@ -177,27 +123,6 @@ static void test_from_the_first_token(void **state)
 }
 
 /* ---- where drafting pays ---- */
-
-static const struct {
-    const char *name;
-    struct drafter d;
-    double bar; /* of the best fixed width; less where it says why */
-} right[] = {
-    {".95, calibrated", {.mean = 3.5, .fall = .03, .spread = 1.5, .trust = 1}, 0.97},
-    {".85, calibrated", {.mean = 2.2, .fall = .05, .spread = 1.5, .trust = 1}, 0.97},
-    {".75, calibrated", {.mean = 1.3, .fall = .1, .spread = 1.5, .trust = 1}, 0.97},
-    {".6, calibrated", {.mean = .6, .fall = .15, .spread = 1.5, .trust = 1}, 0.97},
-    {".4, calibrated", {.mean = -.5, .fall = .15, .spread = 1.5, .trust = 1}, 0.97},
-    {".85, too sure", {.mean = 2.2, .fall = .05, .spread = 1.5, .trust = 1.5, .claim = 1, .noise = .3}, 0.97},
-    {".75, too sure",
-     {.mean = 1.3, .fall = .1, .spread = 1.5, .trust = 1.5, .claim = 1.5, .noise = .3},
-     0.97},
-    {".85, unsure", {.mean = 2.2, .fall = .05, .spread = 1.5, .trust = .6, .claim = -1.5, .noise = .3}, 0.97},
-    {".75, unsure", {.mean = 1.3, .fall = .1, .spread = 1.5, .trust = .6, .claim = -1.5, .noise = .3}, 0.97},
-    /* What the drafter says means nothing, and stretches of text are hard: leaving and coming back cost
-     * (0.912 with the account of seven tokens). */
-    {".85, says nothing", {.mean = 2.2, .fall = .05, .spread = 1.5, .noise = 1}, 0.92},
-};
 
 static void test_pays(void **state)
 {

@@ -18,62 +18,63 @@ static struct request read_line(const char *line)
     return r;
 }
 
+static const struct {
+    const char *line;
+    enum request_kind kind;
+    bool streams;
+    const char *code;
+} words[] = {
+    {"", REQUEST_NONE, false, NULL},
+    {" \t\r", REQUEST_NONE, false, NULL},
+    {"./p 5", REQUEST_PROMPT, true, NULL},
+    {" a/b\t0 \r", REQUEST_PROMPT, true, NULL},
+    {"./p 5 snap=64:3 samp=0.5,1,0,1,2", REQUEST_PROMPT, true, NULL},
+    {"./p", REQUEST_BAD, true, "bad_args"},
+    {"./p 5 6", REQUEST_BAD, true, "bad_args"},
+    {"./p -1", REQUEST_BAD, true, "bad_args"},
+    {"./p 1e3", REQUEST_BAD, true, "bad_args"},
+    {"./p 1073741825", REQUEST_BAD, true, "bad_args"},
+    {"./p 5 snap=64", REQUEST_BAD, true, "bad_args"},
+    {"prompt 5", REQUEST_BAD, true, "unknown_command"},
+    {"Generate a 5 b", REQUEST_BAD, true, "unknown_command"},
+    {"SNAPSHOT_THIN 3", REQUEST_BAD, true, "unknown_command"},
+    {"generate a 5 b", REQUEST_GENERATE, false, NULL},
+    {"generate a 5", REQUEST_BAD, false, "bad_args"},
+    {"RESTORE 63 p 5", REQUEST_RESTORE, true, NULL},
+    {"RESTORE 64 p 5", REQUEST_BAD, true, "bad_args"},
+    {"RESTORE x p 5", REQUEST_BAD, true, "bad_args"},
+    {"RESTORE 1 p", REQUEST_BAD, true, "bad_args"},
+    {"SNAPSHOT 0", REQUEST_SNAPSHOT, false, NULL},
+    {"SNAPSHOT -1", REQUEST_BAD, false, "bad_args"},
+    {"FREE_SNAPSHOT 0", REQUEST_FREE, false, NULL},
+    {"LIST_SLOTS", REQUEST_LIST, false, NULL},
+    {"LIST_SLOTS 1", REQUEST_BAD, false, "bad_args"},
+    {"park", REQUEST_PARK, true, NULL},
+    {"unpark draft", REQUEST_UNPARK, true, NULL},
+    {"park both", REQUEST_BAD, true, "bad_args"},
+    {"free drafter", REQUEST_FREE_DRAFTER, true, NULL},
+    {"free", REQUEST_BAD, true, "bad_args"},
+    {"compress a 500 b", REQUEST_COMPRESS, true, NULL},
+    {"compress\ta\t1000\tb\tnopark", REQUEST_COMPRESS, true, NULL},
+    {"compress a 500", REQUEST_BAD, true, "bad_args"},
+    {"compress a 0 b", REQUEST_BAD, true, "bad_args"},
+    {"compress a 1001 b", REQUEST_BAD, true, "bad_args"},
+    {"compress a 0.5 b", REQUEST_BAD, true, "bad_args"},
+    {"compress a 500 b park", REQUEST_BAD, true, "bad_args"},
+    {"compress a 500 b nopark c", REQUEST_BAD, true, "bad_args"},
+    {"quit", REQUEST_QUIT, false, NULL},
+    {"exit", REQUEST_QUIT, false, NULL},
+};
+
 static void test_words(void **state)
 {
-    static const struct {
-        const char *line;
-        enum request_kind kind;
-        bool streams;
-        const char *code;
-    } t[] = {
-        {"", REQUEST_NONE, false, NULL},
-        {" \t\r", REQUEST_NONE, false, NULL},
-        {"./p 5", REQUEST_PROMPT, true, NULL},
-        {" a/b\t0 \r", REQUEST_PROMPT, true, NULL},
-        {"./p 5 snap=64:3 samp=0.5,1,0,1,2", REQUEST_PROMPT, true, NULL},
-        {"./p", REQUEST_BAD, true, "bad_args"},
-        {"./p 5 6", REQUEST_BAD, true, "bad_args"},
-        {"./p -1", REQUEST_BAD, true, "bad_args"},
-        {"./p 1e3", REQUEST_BAD, true, "bad_args"},
-        {"./p 1073741825", REQUEST_BAD, true, "bad_args"},
-        {"./p 5 snap=64", REQUEST_BAD, true, "bad_args"},
-        {"prompt 5", REQUEST_BAD, true, "unknown_command"},
-        {"Generate a 5 b", REQUEST_BAD, true, "unknown_command"},
-        {"SNAPSHOT_THIN 3", REQUEST_BAD, true, "unknown_command"},
-        {"generate a 5 b", REQUEST_GENERATE, false, NULL},
-        {"generate a 5", REQUEST_BAD, false, "bad_args"},
-        {"RESTORE 63 p 5", REQUEST_RESTORE, true, NULL},
-        {"RESTORE 64 p 5", REQUEST_BAD, true, "bad_args"},
-        {"RESTORE x p 5", REQUEST_BAD, true, "bad_args"},
-        {"RESTORE 1 p", REQUEST_BAD, true, "bad_args"},
-        {"SNAPSHOT 0", REQUEST_SNAPSHOT, false, NULL},
-        {"SNAPSHOT -1", REQUEST_BAD, false, "bad_args"},
-        {"FREE_SNAPSHOT 0", REQUEST_FREE, false, NULL},
-        {"LIST_SLOTS", REQUEST_LIST, false, NULL},
-        {"LIST_SLOTS 1", REQUEST_BAD, false, "bad_args"},
-        {"park", REQUEST_PARK, true, NULL},
-        {"unpark draft", REQUEST_UNPARK, true, NULL},
-        {"park both", REQUEST_BAD, true, "bad_args"},
-        {"free drafter", REQUEST_FREE_DRAFTER, true, NULL},
-        {"free", REQUEST_BAD, true, "bad_args"},
-        {"compress a 500 b", REQUEST_COMPRESS, true, NULL},
-        {"compress\ta\t1000\tb\tnopark", REQUEST_COMPRESS, true, NULL},
-        {"compress a 500", REQUEST_BAD, true, "bad_args"},
-        {"compress a 0 b", REQUEST_BAD, true, "bad_args"},
-        {"compress a 1001 b", REQUEST_BAD, true, "bad_args"},
-        {"compress a 0.5 b", REQUEST_BAD, true, "bad_args"},
-        {"compress a 500 b park", REQUEST_BAD, true, "bad_args"},
-        {"compress a 500 b nopark c", REQUEST_BAD, true, "bad_args"},
-        {"quit", REQUEST_QUIT, false, NULL},
-        {"exit", REQUEST_QUIT, false, NULL},
-    };
     (void)state;
-    for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
-        struct request r = read_line(t[i].line);
-        if (r.kind != t[i].kind || r.streams != t[i].streams || r.json)
-            fail_msg("'%s': %d", t[i].line, (int)r.kind);
-        if (t[i].code)
-            assert_string_equal(r.code, t[i].code);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        struct request r = read_line(words[i].line);
+        if (r.kind != words[i].kind || r.streams != words[i].streams || r.json)
+            fail_msg("'%s': %d", words[i].line, (int)r.kind);
+        if (words[i].code)
+            assert_string_equal(r.code, words[i].code);
         else
             assert_null(r.code);
         request_free(&r);

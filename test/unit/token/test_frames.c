@@ -86,12 +86,27 @@ static void test_none(void **state)
     check("llama-bpe", text);
 }
 
+/* Rows of an embedding that no token is of. */
+static void test_no_tokens(void **state)
+{
+    struct model m;
+    struct err e = {0};
+    (void)state;
+    open_fixture(&m, "qwen2");
+    const int32_t n = tok_n_vocab(m.t), ids[] = {n, 0, INT32_MAX, n - 1, -1};
+    bool stays[5] = {false};
+    must(frames_find(m.t, ids, 5, stays, &e), &e);
+    assert_false(stays[0] || stays[2] || stays[4]);
+    close_model(&m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_turns),
         cmocka_unit_test(test_tools),
         cmocka_unit_test(test_none),
+        cmocka_unit_test(test_no_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

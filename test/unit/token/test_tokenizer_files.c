@@ -259,75 +259,73 @@ static void test_copy(void **state)
 
 /* ---- tokenizer.json ---- */
 
+static const struct {
+    const char *old, *new, *message; /* NULL: accepted */
+} bad_imports[] = {
+    {"\"truncation\":null", "\"truncation\":{\"max_length\":5}",
+     "truncation: {\"max_length\":5} is not supported"},
+    {"\"padding\":null", "\"padding\":{}", "padding: {}"},
+    {"\"padding\":null", "\"padding\":null,\"extra\":1", "extra is not known"},
+    {"{\"type\":\"NFC\"}", "{\"type\":\"NFKC\"}",
+     "normalizer: {\"type\":\"NFKC\"} is not supported (expected NFC or null)"},
+    {"{\"type\":\"NFC\"}",
+     "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},{\"type\":\"Lowercase\"}]}", "Lowercase"},
+    {"{\"type\":\"NFC\"}", "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"}]}", NULL},
+    {"{\"type\":\"NFC\"}", "null", NULL},
+    {"\\\\p{N}|", "\\\\p{N}+|", "pre_tokenizer: "},
+    {"\"behavior\":\"Isolated\"", "\"behavior\":\"Removed\"", "behavior Isolated"},
+    {"\"invert\":false", "\"invert\":true", "pre_tokenizer.Split.invert: true"},
+    {"\"add_prefix_space\":false", "\"add_prefix_space\":true", "add_prefix_space false"},
+    {"\"use_regex\":false", "\"use_regex\":true", "pre_tokenizer: "},
+    {"\"post_processor\":null", "\"post_processor\":{\"type\":\"BertProcessing\"}", "post_processor: "},
+    {"\"post_processor\":null",
+     "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"Sequence\":{\"id\":\"A\"}},{"
+     "\"SpecialToken\":{"
+     "\"id\":\"<|im_end|>\"}}],\"special_tokens\":{}}",
+     "at most one special token before the text"},
+    {"\"post_processor\":null", "\"post_processor\":{\"type\":\"ByteLevel\"}", NULL},
+    {"\"decoder\":{\"type\":\"ByteLevel\"", "\"decoder\":{\"type\":\"Metaspace\"", "decoder: "},
+    {"\"type\":\"BPE\"", "\"type\":\"WordPiece\"", "model.type: \"WordPiece\""},
+    {"\"dropout\":null", "\"dropout\":0.1", "model.dropout: 0.1"},
+    {"\"dropout\":null", "\"dropout\":0.0", NULL},
+    {"\"byte_fallback\":false", "\"byte_fallback\":true",
+     "normalizer: {\"type\":\"NFC\"} is not supported (expected with byte_fallback"},
+    {"\"continuing_subword_prefix\":null", "\"continuing_subword_prefix\":\"##\"",
+     "model.continuing_subword_prefix: \"##\""},
+    {"\"end_of_word_suffix\":null", "\"end_of_word_suffix\":\"</w>\"", "model.end_of_word_suffix: \"</w>\""},
+    {"\"end_of_word_suffix\":null", "\"end_of_word_suffix\":\"\"", NULL},
+    {"\"ignore_merges\":false", "\"ignore_merges\":3", "model.ignore_merges: 3"},
+    {"\"ignore_merges\":false", "\"ignore_merges\":true", NULL},
+    {"\"unk_token\":null", "\"unk_token\":\"<unk>\"", NULL}, /* every byte has a token: it never occurs */
+    {"\"fuse_unk\":false", "\"fuse_unk\":false,\"new_option\":1", "model.new_option is not known"},
+    {"\"lstrip\":false", "\"lstrip\":true", "added_tokens[0].lstrip: true"},
+    {"\"rstrip\":false", "\"rstrip\":true", "added_tokens[0].rstrip: true"},
+    {"\"single_word\":false", "\"single_word\":true", "added_tokens[0].single_word: true"},
+    {"\"normalized\":false", "\"normalized\":true", "added_tokens[0].normalized: true"},
+    {"{\"id\":620,", "{\"id\":619,", "added_tokens: "},
+    {"{\"id\":620,", "{\"id\":-1,", "added_tokens: -1"},
+    {"{\"id\":620,", "{\"id\":700,", "token id 700 lies outside the model's vocabulary (expected 0 to 699)"},
+    {"{\"id\":620,", "{", "added_tokens[0] has no id"},
+    {"\"content\":\"<|endoftext|>\"", "\"content\":\"\"", "a token with content"},
+    {"\"!\":0,", "\"!\":0.5,", "model.vocab: 0.5"},
+    {"\"!\":0,", "\"!\":1,", "are both token 1"},
+    {"\"!\":0,", "\"!!\":0,", "no token for the byte 0x21"},
+    {"\"!\":0,", "\"!\":0,\"!\":2,", "bad JSON"},
+    {"\"merges\":[", "\"merges\":[[\"a\"],", "model.merges[0]: [\"a\"]"},
+    {"\"merges\":[", "\"merges\":[[\"a b\",\"c\"],", "(expected two tokens and one space)"},
+    {"\"merges\":[", "\"merges\":[\"zz qq\",", "no token 'zz'"},
+    {"\"merges\":[", "\"mergers\":[", "model.mergers is not known"},
+    {"\"vocab\":{", "\"vocab\":null,\"x\":{", "model.x is not known"},
+};
+
 static void test_import_refuses(void **state)
 {
     (void)state;
-    static const struct {
-        const char *old, *new, *message; /* NULL: accepted */
-    } cases[] = {
-        {"\"truncation\":null", "\"truncation\":{\"max_length\":5}",
-         "truncation: {\"max_length\":5} is not supported"},
-        {"\"padding\":null", "\"padding\":{}", "padding: {}"},
-        {"\"padding\":null", "\"padding\":null,\"extra\":1", "extra is not known"},
-        {"{\"type\":\"NFC\"}", "{\"type\":\"NFKC\"}",
-         "normalizer: {\"type\":\"NFKC\"} is not supported (expected NFC or null)"},
-        {"{\"type\":\"NFC\"}",
-         "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},{\"type\":\"Lowercase\"}]}",
-         "Lowercase"},
-        {"{\"type\":\"NFC\"}", "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"}]}", NULL},
-        {"{\"type\":\"NFC\"}", "null", NULL},
-        {"\\\\p{N}|", "\\\\p{N}+|", "pre_tokenizer: "},
-        {"\"behavior\":\"Isolated\"", "\"behavior\":\"Removed\"", "behavior Isolated"},
-        {"\"invert\":false", "\"invert\":true", "pre_tokenizer.Split.invert: true"},
-        {"\"add_prefix_space\":false", "\"add_prefix_space\":true", "add_prefix_space false"},
-        {"\"use_regex\":false", "\"use_regex\":true", "pre_tokenizer: "},
-        {"\"post_processor\":null", "\"post_processor\":{\"type\":\"BertProcessing\"}", "post_processor: "},
-        {"\"post_processor\":null",
-         "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"Sequence\":{\"id\":\"A\"}},{"
-         "\"SpecialToken\":{"
-         "\"id\":\"<|im_end|>\"}}],\"special_tokens\":{}}",
-         "at most one special token before the text"},
-        {"\"post_processor\":null", "\"post_processor\":{\"type\":\"ByteLevel\"}", NULL},
-        {"\"decoder\":{\"type\":\"ByteLevel\"", "\"decoder\":{\"type\":\"Metaspace\"", "decoder: "},
-        {"\"type\":\"BPE\"", "\"type\":\"WordPiece\"", "model.type: \"WordPiece\""},
-        {"\"dropout\":null", "\"dropout\":0.1", "model.dropout: 0.1"},
-        {"\"dropout\":null", "\"dropout\":0.0", NULL},
-        {"\"byte_fallback\":false", "\"byte_fallback\":true",
-         "normalizer: {\"type\":\"NFC\"} is not supported (expected with byte_fallback"},
-        {"\"continuing_subword_prefix\":null", "\"continuing_subword_prefix\":\"##\"",
-         "model.continuing_subword_prefix: \"##\""},
-        {"\"end_of_word_suffix\":null", "\"end_of_word_suffix\":\"</w>\"",
-         "model.end_of_word_suffix: \"</w>\""},
-        {"\"end_of_word_suffix\":null", "\"end_of_word_suffix\":\"\"", NULL},
-        {"\"ignore_merges\":false", "\"ignore_merges\":3", "model.ignore_merges: 3"},
-        {"\"ignore_merges\":false", "\"ignore_merges\":true", NULL},
-        {"\"unk_token\":null", "\"unk_token\":\"<unk>\"", NULL}, /* every byte has a token: it never occurs */
-        {"\"fuse_unk\":false", "\"fuse_unk\":false,\"new_option\":1", "model.new_option is not known"},
-        {"\"lstrip\":false", "\"lstrip\":true", "added_tokens[0].lstrip: true"},
-        {"\"rstrip\":false", "\"rstrip\":true", "added_tokens[0].rstrip: true"},
-        {"\"single_word\":false", "\"single_word\":true", "added_tokens[0].single_word: true"},
-        {"\"normalized\":false", "\"normalized\":true", "added_tokens[0].normalized: true"},
-        {"{\"id\":620,", "{\"id\":619,", "added_tokens: "},
-        {"{\"id\":620,", "{\"id\":-1,", "added_tokens: -1"},
-        {"{\"id\":620,", "{\"id\":700,",
-         "token id 700 lies outside the model's vocabulary (expected 0 to 699)"},
-        {"{\"id\":620,", "{", "added_tokens[0] has no id"},
-        {"\"content\":\"<|endoftext|>\"", "\"content\":\"\"", "a token with content"},
-        {"\"!\":0,", "\"!\":0.5,", "model.vocab: 0.5"},
-        {"\"!\":0,", "\"!\":1,", "are both token 1"},
-        {"\"!\":0,", "\"!!\":0,", "no token for the byte 0x21"},
-        {"\"!\":0,", "\"!\":0,\"!\":2,", "bad JSON"},
-        {"\"merges\":[", "\"merges\":[[\"a\"],", "model.merges[0]: [\"a\"]"},
-        {"\"merges\":[", "\"merges\":[[\"a b\",\"c\"],", "(expected two tokens and one space)"},
-        {"\"merges\":[", "\"merges\":[\"zz qq\",", "no token 'zz'"},
-        {"\"merges\":[", "\"mergers\":[", "model.mergers is not known"},
-        {"\"vocab\":{", "\"vocab\":null,\"x\":{", "model.x is not known"},
-    };
     size_t n;
     char *json = read_data("tok_qwen2.json", &n);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char *changed = with(json, cases[i].old, cases[i].new);
-        check_import(i, cases[i].new, (const char *const[4]){changed}, 700, cases[i].message);
+    for (size_t i = 0; i < sizeof bad_imports / sizeof *bad_imports; i++) {
+        char *changed = with(json, bad_imports[i].old, bad_imports[i].new);
+        check_import(i, bad_imports[i].new, (const char *const[4]){changed}, 700, bad_imports[i].message);
         free(changed);
     }
     free(json);
