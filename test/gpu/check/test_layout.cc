@@ -278,6 +278,7 @@ attn_fn attn_step_of(int32_t d, int32_t tiles, int32_t resident, uint32_t type, 
 attn_fn attn_near_of(int32_t d, uint32_t type, int32_t blocks, int32_t leaves, size_t *smem);
 attn_fn attn_stream_of(int32_t d, uint32_t type, size_t *smem);
 attn_fn attn_places_of(int32_t d, uint32_t type, size_t *smem);
+attn_fn attn_paths_of(int32_t d, uint32_t type, int32_t n, size_t *smem);
 attn_fn attn_columns_of(int32_t d, uint32_t type, size_t *smem);
 attn_fn attn_alone_of(int32_t d, uint32_t type, size_t *smem);
 attn_fn attn_prefill_of(int32_t d, uint32_t type, int32_t warps, size_t *smem, int32_t *tiles,

@@ -3,6 +3,7 @@
  *
  * usage: trees_gpu [--generic] [--device DEVICE]   DEVICE cpu runs the checks themselves, without a GPU
  * Prints "ok   gpu/..." or "FAIL gpu/..." a case; exit 1 if any failed, 5 if there is no device. */
+#include "../../../kernels/cuda/attention/attention_plan.h"
 #include "../../unit/kernels/delta_ref.h"
 #include "../forms.h"
 #include "../harness.h"
@@ -193,6 +194,7 @@ static void check_attention_case(const struct attention_case *c, bool bound, boo
     const bool nan = bound && c->k == c->v && (c->v == KN_F16 || c->v == KN_BF16);
     if (nan) memset(tv + (size_t)(c->n - 1) * bv, 0xff, bv);
     make_tree(&t, c->n, c->deep, c->most, c->base, 9);
+    cuda_attention_tuning.far = bound ? 2 : 0; /* attn_far for what all rows see, and not */
     must(gpu, "reserve", op->reserve(gpu, c->n, (int64_t)row, 0, c->n_head, c->d));
     must(gpu, "reserve_kv", op->reserve_kv(gpu, c->n, c->n_head, &kv, c->window));
     kv.k = put(gpu, hk, bk * (size_t)c->cap), kv.v = put(gpu, hv, bv * (size_t)c->cap);
@@ -238,6 +240,7 @@ static void check_attention_case(const struct attention_case *c, bool bound, boo
         }
     }
     kn_bound(gpu, 0);
+    cuda_attention_tuning.far = 0;
     verdict(
         !other && product,
         "tree attention, %d rows at %d, %d/%d heads of %d, window %d, %s and %s%s%s: %d rows differ%s%d%s",
