@@ -17,15 +17,10 @@ A sequence is made of groups of 72 tokens behind a padding of 1 to 72. Most grou
     ! k1 k2 v1 - -       one of the first values that were ever written under the key, each as likely
 
 and others copies: # k1 k2 and 69 values; later @ k1 k2 and the same 69 values. The loss is that of the answers. Half of the
-sequences have questions everywhere, the others at their end, as the suite's have, and half of these few of them, alone among records.
-Lengths grow as the answers get right.
-
-Three more losses make the choices of --sparse and --pool find what they should, and nothing else: blocks that answers are read of score
-near the best, blocks without a record of any section that is asked for score far below it, and the page of an answer scores best.
+sequences have questions everywhere, the others at their end, as the suite's have. Lengths grow as the answers get right.
 """
 import argparse
 import json
-import math
 import os
 import random
 import time
@@ -40,14 +35,9 @@ END, PAD, RECORD, ASK, ASK_ALL, POINTER, SPAN, COPY = range(8)
 KEY_0, KEYS, VALUE_0, VALUES = 16, 240, 256, 256
 UNIT, UNITS, GROUP, BLOCK = 6, 12, 72, 128
 KEEP = 1.5    # blocks that answers are read of score exp(-KEEP) of the best at least: 0.22, for lists made with 0.1
-LEAVE = 3.0   # blocks of other sections score exp(-LEAVE) of the best at most: 0.05
-PAGE, TAIL, SHARP = 64, 4, 0.1  # of a pool: positions of a page, the last pages that stay; what its scores are divided by
 HOT = 16      # every so many keys are written again
 STRAY = 0.06  # of the records of a group: a question in its place
-FEW = 0.12    # the same where questions are few
-EARLY, CROWD = 96, 0.4  # units in which half of the sequences write a key again so often
 HOT_SHARE = 0.3  # of the questions are for these
-HARD = 1.9       # what they weigh, being learnt last
 SECTION = 32  # units that share k1, in the mean
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "dtype": "bfloat16", "vocab_size": VALUE_0 + VALUES,
@@ -77,18 +67,12 @@ def earlier(mask):
     return torch.where(count > 0, chosen, -1)
 
 
-def latest(mask):
-    """mask [b, U] -> its latest unit before each [b, U]; where there is none: -1."""
-    at = torch.where(mask, torch.arange(mask.shape[1], device=DEVICE), -1)
-    return F.pad(at, (1, -1), value=-1).cummax(1).values
-
-
-def groups(b, n, ends, few):
-    """The kinds of n groups [b, n]; rows of ends [b] have questions at their end alone, of few [b] alone among records."""
+def groups(b, n, ends):
+    """The kinds of n groups [b, n]; rows of ends [b] have questions at their end alone."""
     r, place = uniform(b, n), torch.arange(n, device=DEVICE)
     tail = place >= min(n - 2, int(0.85 * n))
     kind = torch.where(r < 0.5, W, torch.where(r < 0.62, S, torch.where(r < 0.9, Q, C)))
-    late = torch.where(tail, torch.where((r < 0.2) & few[:, None], W, torch.where(r < 0.7, Q, C)), torch.where(r < 0.85, W, S))
+    late = torch.where(tail, torch.where(r < 0.7, Q, C), torch.where(r < 0.85, W, S))
     kind = torch.where(ends[:, None], late, kind)
     kind[:, 0] = W
     spans = (kind == S).long().cumsum(1)
@@ -97,25 +81,19 @@ def groups(b, n, ends, few):
 
 class Batch:
     """tokens [b, length]; weight [b, length] of predicting each token; of every unit its task [b, U] (-1: none), and where its
-    tokens are. Of tokens [b, length]: key, what their unit's key begins with; asks, whether it is a question or a copy; read, where
-    what follows them is read, source, the same of the last token of a question's key; else -1."""
+    tokens are."""
 
-    def __init__(self, b, length, ends, members=False, few=None):
+    def __init__(self, b, length, ends, members=False):
         n = -(-length // GROUP)
         U = n * UNITS
-        few = ends & (uniform(b) < 0.5 if few is None else few)
-        kind = groups(b, n, ends, few)
+        kind = groups(b, n, ends)
         unit_kind = kind.repeat_interleave(UNITS, 1)
         at = torch.arange(U, device=DEVICE)
-        before = (UNITS - 1 - (UNITS - 1) * uniform(b, n) ** 2).ceil().repeat_interleave(UNITS, 1)  # records before few questions
-        unit_kind = torch.where(few[:, None] & (unit_kind == Q) & (at % UNITS < before), W, unit_kind)
         r = uniform(b, U)
         first = at == 0
-        stray = uniform(b, U) < torch.where(few, FEW, STRAY)[:, None]
-        stray &= (unit_kind == W) & ~first & (~ends[:, None] | (at >= int(0.85 * U)))
+        stray = (unit_kind == W) & (uniform(b, U) < STRAY) & ~first & (~ends[:, None] | (at >= int(0.85 * U)))
         written = (unit_kind == W) & ~stray  # the others of such groups are questions alone among records
-        crowd = (at < EARLY) & (uniform(b, 1) < 0.5)
-        again = written & (r < torch.where(crowd, CROWD, 0.15)) & ~first
+        again = written & (r < 0.15) & ~first
         fresh = written & ~again
         hot = fresh & ((fresh.long().cumsum(1) - 1) % HOT == 0)
         points = fresh & ~hot & (r > 0.86)
@@ -128,15 +106,14 @@ class Batch:
         r = torch.where(stray & (r >= HOT_SHARE) & (r < HOT_SHARE + 0.2), 1.0, r)  # chains stand in groups of questions
         asked = torch.where(r < HOT_SHARE, earlier(hot), torch.where(r < HOT_SHARE + 0.2, earlier(points), earlier(plain)))
         asked = torch.where(asked < 0, earlier(hot), asked)
-        asked = torch.where(r < HOT_SHARE / 3, earlier(hot & (at < EARLY)), asked)
-        root = torch.where(again, torch.where(uniform(b, U) < 0.5, earlier(hot), latest(hot)), root)
+        root = torch.where(again, earlier(hot), root)
         query = (unit_kind == Q) | stray
         root = torch.where(query, asked, root).view(b, n, UNITS)
         follows = torch.zeros_like(root, dtype=torch.bool)
-        in_q = (unit_kind == Q).view(b, n, UNITS)
+        in_q = kind == Q
         for j in range(1, UNITS):  # a pointer's question goes on with what it points to
             before = root[:, :, j - 1]
-            f = in_q[:, :, j - 1] & in_q[:, :, j] & points.gather(1, before)
+            f = in_q & points.gather(1, before)
             follows[:, :, j] = f
             root[:, :, j] = torch.where(f, goal.gather(1, before), root[:, :, j])
         root, follows = root.view(b, U), follows.view(b, U)
@@ -179,7 +156,6 @@ class Batch:
         weight[..., :3] = follows[..., None].float()
         weight[..., 3] -= 0.5 * every
         weight[..., 4:] -= every[..., None].float()
-        weight *= torch.where(query & is_hot, HARD, 1.0)[..., None]
         weight = weight.view(b, n, GROUP)
         weight[..., 3:] = torch.where((kind == C)[..., None], 0.2, weight[..., 3:]).clamp(min=0)
         chain = query & (follows | points.gather(1, root))
@@ -193,118 +169,49 @@ class Batch:
         self.weight = torch.where(place < 0, 0.0, weight.view(b, -1).gather(1, inside))
         self.task, self.unit, self.inside = task, inside // UNIT, place >= 0
 
-        def of_tokens(group, unit, none):
-            x = torch.where(spans[..., None], group[..., None], unit.view(b, n, UNITS)).view(b, U)
-            return torch.where(place < 0, none, x.gather(1, inside // UNIT))
-
-        self.key = of_tokens(text[..., 1], k1.gather(1, root), PAD)
-        self.asks = of_tokens(kind == C, query, False)
-        source = of_tokens(span * GROUP, torch.where(query & ~follows, source * UNIT, -1), -1)
-        copied = of_tokens(spans, torch.zeros_like(query), False)
-        place = inside % torch.where(copied, GROUP, UNIT)
-        follow = (place >= 2) & (place < torch.where(copied, GROUP, UNIT) - 1) & self.asks & (source >= 0)
-        self.read = torch.where(follow & (F.pad(self.weight, (-1, 1)) > 0), source + place + 1 + shift, -1)
-        self.source = torch.where(place == 2, self.read, -1)
-
 
 class Needles(Target):
-    """Target, with losses of what chooses blocks and pages. batch: the Batch that is looked at. Left by a pass: of every layer pages
-    [b, rows, pages], the scores of common/run/pages.h; of the last, which looks answers up, mass [b, H, blocks of rows, blocks], the
-    logarithms of those of docs/sparse.md, less the greatest."""
+    """Target, with a second loss: the means of a block's keys shall say where attention goes. tile: the block whose rows are looked
+    at, wanted: their weight [b, 128]; losses are left in block_losses."""
 
     def __init__(self, config):
         super().__init__(config)
-        self.batch, self.rows, self.mass, self.pages = None, None, None, []
-
-    def look(self, batch, rows=128):
-        """Before a pass. rows: of a sequence at most whose questions choose pages."""
-        self.batch, self.mass, self.pages = batch, None, []
-        if batch is not None:
-            asking = batch.source >= 0
-            self.rows = (asking * (1 + uniform(*asking.shape))).topk(min(rows, asking.shape[1]), 1).indices
+        self.tile, self.wanted, self.block_losses = None, None, []
 
     def attend(self, n, i, cache):
         positions = torch.arange(n.shape[1], device=n.device)
         q, _ = self.queries(n, i, positions)
         k, v = self.heads(n, "k", i, self.G, positions), self.values(n, i)
-        if self.batch is not None:
-            self.mass = self.block_masses(q, k) if i == self.L - 1 else None
-            self.pages.append(self.page_scores(q, k))
+        if self.tile is not None:
+            self.block_losses.append(self.block_loss(q, k))
         k, v = (y.transpose(1, 2).repeat_interleave(self.H // self.G, 1) for y in (k, v))
         y = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, is_causal=True).transpose(1, 2)
         return F.linear(y.flatten(2), self.o[self.row[i]].to(n.dtype))
 
-    def block_masses(self, q, k):
-        """log of the sum over a block's rows that see the whole of another one of exp(q . mean k), less that of the best; below -1000 where
-        none does."""
-        n = q.shape[1] // BLOCK
-        rows = q[:, :n * BLOCK].transpose(1, 2).float() * self.D ** -0.5
-        means = k[:, :n * BLOCK].unflatten(1, (n, BLOCK)).float().mean(2).transpose(1, 2).repeat_interleave(self.H // self.G, 1)
-        at = torch.arange(n, device=q.device)
-        hidden = (at > at[:, None])[:, None, :].repeat(1, BLOCK, 1)
-        hidden[at, :-1, at] = True
-        mass = (rows @ means.transpose(2, 3)).unflatten(2, (n, BLOCK)).masked_fill(hidden, -1e4).logsumexp(3)
-        return mass - mass.amax(-1, keepdim=True)
-
-    def page_scores(self, q, k):
-        """The cosine of chosen rows' queries and pages' mean keys, the best of a group's heads, added over groups."""
-        n = k.shape[1] // PAGE
-        means = F.normalize(k[:, :n * PAGE].unflatten(1, (n, PAGE)).float().mean(2), dim=-1)
-        mine = q.gather(1, self.rows[:, :, None, None].expand(-1, -1, self.H, self.D)).float()
-        mine = F.normalize(mine, dim=-1).unflatten(2, (self.G, self.H // self.G))
-        return torch.einsum("brgjd,bpgd->brgjp", mine, means).amax(3).sum(2)
-
-    def far(self):
-        """[blocks of rows, blocks] that lists may leave out"""
-        at = torch.arange(self.batch.key.shape[1] // BLOCK, device=DEVICE)
-        return (at > 1) & (at < at[:, None] - 3)
-
-    def wanted(self):
-        """[b, blocks of rows, blocks]: what some answer is read of"""
-        far, read = self.far(), self.batch.read[:, :self.batch.key.shape[1] // BLOCK * BLOCK]
-        n = len(far)
-        pair = torch.arange(n * BLOCK, device=DEVICE) // BLOCK * n + read // BLOCK
-        found = torch.zeros(len(read), n * n + 1, dtype=torch.bool, device=DEVICE)
-        return found.scatter(1, torch.where(read >= 0, pair, n * n), True)[:, :-1].unflatten(1, (n, n)) & far
-
-    def unwanted(self):
-        """The same without a record of any section that the rows ask for; where nothing is asked: none."""
-        far = self.far()
-        n, b = len(far), len(self.batch.key)
-        sequence, block = torch.arange(b, device=DEVICE)[:, None], (torch.arange(n * BLOCK, device=DEVICE) // BLOCK).expand(b, -1)
-        key, asks = self.batch.key[:, :n * BLOCK], self.batch.asks[:, :n * BLOCK]
-        has = torch.zeros(b, n, VALUE_0, device=DEVICE)
-        wants = has.clone()
-        has[sequence, block, key] = 1.0
-        wants[sequence, block, torch.where(asks, key, PAD)] = 1.0
-        wants[..., PAD] = 0.0
-        return (torch.bmm(wants, has.transpose(1, 2)) == 0) & far & (wants.sum(-1, keepdim=True) > 0)
-
-    def block_losses(self):
-        """How far blocks that answers are read of stand below what keeps them, of each group the best head; and how far other sections'
-        stand above what leaves them out. Blocks of rows with few questions, which are what lists are for, weigh most."""
-        wanted, unwanted = self.wanted(), self.unwanted()
-        count = wanted.sum(-1, keepdim=True)
-        weight = torch.where(count > 0, 1 / count.clamp(min=1), 0.0)
-        short = (-KEEP - self.mass.unflatten(1, (self.G, -1)).amax(2)).clamp(min=0) * (wanted * weight)[:, None]
-        over = (self.mass + LEAVE).clamp(min=0) * (unwanted * weight)[:, None]
-        total = weight.sum() + 1
-        return (short * weight[:, None]).sum() / (total * self.G), over.sum() / (total * self.H) * 4 / len(self.far())
-
-    def choosable(self):
-        """-> where the chosen rows' answers stand, as pages [b, rows]; pages that may be left out then [b, rows, pages]; rows that ask for
-        such a one [b, rows]"""
-        source = self.batch.source.gather(1, self.rows)
-        page, full = torch.arange(self.batch.key.shape[1] // PAGE, device=DEVICE), self.rows[..., None] // PAGE
-        may = (page > 0) & (page < full - TAIL)
-        goal = (source // PAGE).clamp(min=0)
-        return goal, may, (source >= 0) & may.gather(2, goal[..., None]).squeeze(-1)
-
-    def page_loss(self):
-        goal, may, valid = self.choosable()
-        scores = (sum(self.pages) / SHARP).masked_fill(~may, -1e4)
-        loss = F.cross_entropy(scores.flatten(0, 1), goal.flatten(), reduction="none")
-        return (loss * valid.flatten()).sum() / (valid.sum() + 1)
+    def block_loss(self, q, k):
+        """The divergence of softmax over blocks of log sum over rows of exp(q . mean k) from where the rows' weights really lie, and how
+        far blocks that answers are read of stand below what keeps them."""
+        m, end = self.tile, (self.tile + 1) * BLOCK
+        rows = q[:, m * BLOCK:end].transpose(1, 2).float() * self.D ** -0.5
+        keys = k[:, :end].transpose(1, 2).repeat_interleave(self.H // self.G, 1).float()
+        with torch.no_grad():
+            scores = rows @ keys.transpose(2, 3)
+            ahead = torch.arange(end, device=q.device) > torch.arange(m * BLOCK, end, device=q.device)[:, None]
+            mass = scores.masked_fill(ahead, -torch.inf).softmax(-1).unflatten(-1, (m + 1, BLOCK)).sum(-1)  # [b, H, rows, blocks]
+            share = self.wanted / self.wanted.sum(1, keepdim=True).clamp(min=1e-6) + 0.5 / BLOCK
+            goal = (mass * share[:, None, :, None]).sum(2)
+            goal = goal / goal.sum(-1, keepdim=True)
+        means = rows @ keys.unflatten(2, (m + 1, BLOCK)).mean(3).transpose(2, 3)
+        hidden = torch.zeros(BLOCK, m + 1, dtype=torch.bool, device=q.device)
+        hidden[:-1, m] = True
+        guess = means.masked_fill(hidden, -torch.inf).logsumexp(2).log_softmax(-1)
+        spread = (goal * (goal.clamp(min=1e-9).log() - guess)).sum(-1).mean()
+        asks = (self.wanted > 0)[:, None, :, None]
+        needed = torch.where(asks, mass, 0.0).amax(2) > 0.15  # what some answer is read of
+        needed[..., :2] = False
+        needed[..., m - 3:] = False
+        short = (guess.amax(-1, keepdim=True) - KEEP - guess).clamp(min=0)
+        return spread + 4 * (short * needed).sum() / (needed.sum() + 1)
 
 
 def dtype():
@@ -313,19 +220,22 @@ def dtype():
 
 def answers_loss(model, batch, blocks):
     tokens, weight = batch.tokens, batch.weight[:, 1:]
-    model.look(batch if blocks and tokens.shape[1] > 6 * BLOCK else None)
+    model.block_losses = []
+    model.tile = None
+    n = tokens.shape[1] // BLOCK
+    if blocks and n > 6:
+        model.tile = random.randrange(max(6, n // 4), n) if random.random() < 0.5 else n - 1
+        model.wanted = F.pad(weight, (0, 1))[:, model.tile * BLOCK:(model.tile + 1) * BLOCK]
     rows = model(tokens, dtype=dtype())[0]
-    choices = [w * x for w, x in zip((6, 1, 0.4), (*model.block_losses(), model.page_loss()))] if model.batch else []
-    model.choices = [x.detach() for x in choices]
-    model.look(None)
+    model.tile = None
     asked = weight > 0
     logits = model.logits(rows[:, :-1][asked]).float()
     goal, w = tokens[:, 1:][asked], weight[asked]
     right = logits.detach().argmax(-1) == goal
     loss = (F.cross_entropy(logits, goal, reduction="none") * w).sum() / w.sum()
-    sure = w >= 1
+    sure = w == 1
     exact = right[sure].float().mean()
-    return loss + blocks * sum(choices), loss.detach(), exact
+    return loss + (blocks * sum(model.block_losses) if blocks and model.block_losses else 0), loss.detach(), exact
 
 
 @torch.no_grad()
@@ -361,42 +271,6 @@ def measure(model, length, sequences):
     return {name: (round((right[t] / max(1, count[t])).item(), 4), int(count[t])) for t, name in enumerate(TASKS)}
 
 
-@torch.no_grad()
-def measure_choices(model, length, sequences):
-    """-> of blocks of rows that read of far ones, in sequences with few questions: by ALPHA the density of the last layer's lists, and for
-    how many questions the lists of all KV heads have the block of the answer, in all and by task; how many pages with an answer are among
-    the best 10 of those that a pool may leave."""
-    alphas, tasks = (0.1, 0.3), len(TASKS)
-    blocks, found, of = torch.zeros(2), torch.zeros(2, tasks), torch.zeros(tasks)
-    seen, hits, asked = 0, 0, 0
-    for _ in range(sequences):
-        batch = Batch(1, length, torch.ones(1, dtype=torch.bool, device=DEVICE), few=True)
-        model.look(batch)
-        model(batch.tokens, dtype=dtype())
-        wanted, mass = model.wanted()[0], model.mass[0].unflatten(0, (model.G, -1)).amax(1)
-        at = torch.arange(len(wanted), device=DEVICE)
-        past, tiles = at <= at[:, None], wanted.any(1)
-        seen += past[tiles].sum().item() * model.G
-        where = (batch.source[0] >= 0).nonzero()[:, 0]
-        where = where[wanted[where // BLOCK, batch.source[0, where] // BLOCK]]
-        task, tile, block = batch.task[0, batch.unit[0, where]].cpu(), where // BLOCK, batch.source[0, where] // BLOCK
-        of += F.one_hot(task, tasks).sum(0)
-        for a, alpha in enumerate(alphas):
-            keep = (mass >= math.log(alpha)) | ~model.far()
-            blocks[a] += (keep & past)[:, tiles].sum().item()
-            found[a] += (F.one_hot(task, tasks) * keep[:, tile, block].all(0).cpu()[:, None]).sum(0)
-        goal, may, valid = model.choosable()
-        scores = sum(model.pages).masked_fill(~may, -1e4)
-        rank = (scores > scores.gather(2, goal[..., None])).sum(-1)
-        hits, asked = hits + ((rank < 10) & valid).sum().item(), asked + valid.sum().item()
-    model.look(None)
-    def share(x, y):
-        return round((x / max(1, y)).item(), 4)
-    out = {str(alpha): {"density": share(blocks[a], seen), "found": share(found[a].sum(), of.sum().item()),
-                        **{task: share(found[a, t], of[t].item()) for t, task in enumerate(TASKS)}} for a, alpha in enumerate(alphas)}
-    return {**out, "pages": round(hits / max(1, asked), 4)}
-
-
 def save(model, folder):
     model.save(folder)
     with open(os.path.join(folder, "generation_config.json"), "w") as f:
@@ -406,7 +280,7 @@ def save(model, folder):
 
 # tokens a sequence, sequences, share of the time at which it ends at the latest, exact answers at which it ends before
 STAGES = [(384, 192, 0.14, 0.97), (1024, 64, 0.30, 0.985), (4096, 16, 0.72, 2.0), (16384, 4, 1.0, 2.0)]
-FURTHER = [(4096, 16, 0.1, 2.0), (16384, 4, 1.0, 2.0)]  # with --from; every fifth step is of 1,024
+FURTHER = [(4096, 16, 0.3, 2.0), (16384, 4, 1.0, 2.0)]  # with --from
 TINY_STAGES = [(384, 4, 0.6, 2.0), (1024, 2, 1.0, 2.0)]
 
 
@@ -414,7 +288,7 @@ def train(model, seconds, blocks, further):
     optimiser = Optimiser(model, 0.008 if further else 0.02, 1.5e-3 if further else 4e-3, 0.01)
     stages = TINY_STAGES if TINY else FURTHER if further else STAGES
     synchronize()
-    start, count, stage, smooth, reported = time.time(), 0, 0, 0.0, -1
+    start, count, stage, smooth, reported, best, kept = time.time(), 0, 0, 0.0, -1, -1.0, None
     progress, began, aside = 0.0, 0, 0.0
     while True:
         if count % 8 == 0:
@@ -426,10 +300,8 @@ def train(model, seconds, blocks, further):
                 log("length", stages[stage][0], "ends at step", count, "%.0f%%" % (100 * progress), "exact %.3f" % smooth)
                 stage, began, smooth = stage + 1, count, 0.0
         length, b = stages[stage][:2]
-        if stage == len(stages) - 1 and count % (6 if further else 3) and not TINY:  # the longest are a third of the last steps
+        if stage == len(stages) - 1 and count % 3 and not TINY:  # the longest are a third of the last steps
             length, b = stages[stage - 1][:2]
-        if further and count % 5 == 4 and not TINY:
-            length, b = STAGES[1][:2]
         ramp = min(1.0, 1.0 if further else max(0.0, (progress - 0.35) / 0.15), 0.3 + max(0.0, (1 - progress) / 0.4)) * blocks * (further or smooth > 0.9)
         batch = Batch(b, length, uniform(b) < 0.5)
         total, loss, exact = answers_loss(model, batch, ramp)
@@ -441,14 +313,22 @@ def train(model, seconds, blocks, further):
         smooth = exact.item() if smooth == 0 else 0.97 * smooth + 0.03 * exact.item() if count % 4 == 0 else smooth
         if int(progress * 40) > reported:
             reported = int(progress * 40)
-            log("step %d, %.0f%%, length %d, loss %.4f, exact %.4f, wanted, unwanted, pages %s" % (
-                count, 100 * progress, length, loss.item(), exact.item(), " ".join("%.3f" % x.item() for x in model.choices)))
+            means = [x.item() for x in model.block_losses]
+            log("step %d, %.0f%%, length %d, loss %.4f, exact %.4f, blocks %s" % (
+                count, 100 * progress, length, loss.item(), exact.item(), " ".join("%.2f" % x for x in means)))
             if reported % 4 == 3 and progress > 0.5:
                 pause = time.time()
-                log("  at 4,096:", measure(model, 1024 if TINY else 4096, 2 if TINY else 32),
-                    measure_choices(model, 1024 if TINY else 4096, 1 if TINY else 32))
+                found = measure(model, 1024 if TINY else 4096, 2 if TINY else 32)
+                score = min(x for x, n in found.values() if n)
+                log("  at 4,096:", found)
+                if score > best:
+                    best, kept = score, {k: v.detach().clone() for k, v in model.state_dict().items()}
                 aside += time.time() - pause
     log(count, "steps, %.1f ms each" % (1e3 * seconds / max(1, count)))
+    found = measure(model, 1024 if TINY else 4096, 2 if TINY else 32)
+    if kept and min(x for x, n in found.values() if n) < best - 0.005:
+        log("an earlier state was better:", best)
+        model.load_state_dict(kept)
     return count
 
 
@@ -471,12 +351,11 @@ def main():
     steps = train(model, o.seconds, o.blocks, o.start is not None)
     save(model, o.out)
     model = Needles.load(o.out, DEVICE)  # as the file rounds it
-    report = {"seconds": o.seconds, "steps": steps, "blocks": o.blocks, "seed": o.seed, "exact": {}, "choices": {}}
+    report = {"seconds": o.seconds, "steps": steps, "blocks": o.blocks, "seed": o.seed, "exact": {}}
     for length in (1024, 2048) if TINY else (1024, 4096, 16384):
         found = measure(model, length, 2 if o.check else max(8, 262144 // length))
         report["exact"][str(length)] = found
-        report["choices"][str(length)] = choices = measure_choices(model, length, 2 if o.check else 32)
-        log("%6d tokens:" % length, ", ".join("%s %.4f of %d" % (name, *x) for name, x in found.items()), "choices", choices)
+        log("%6d tokens:" % length, ", ".join("%s %.4f of %d" % (name, *x) for name, x in found.items()))
     with open(os.path.join(o.out, "report.json"), "w") as f:
         json.dump(report, f, indent=1)
         f.write("\n")

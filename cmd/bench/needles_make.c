@@ -223,17 +223,17 @@ static void ask_values(struct maker *m, int32_t number)
 
 static void ask_chains(struct maker *m, int32_t number)
 {
-    for (int32_t i = 0; i < ALONE; i++) {
-        const int32_t depth = next_depth(m, number, ALONE), hops = 1 + (i + number) % 4;
+    static const int32_t hops[8] = {4, 3, 2, 1, 1, 1, 2, 2}; /* of 12 units, and 12 */
+    for (int32_t i = 0; i < 8; i++) {
+        const int32_t depth = next_depth(m, number, 8);
         int32_t u[5];
         u[0] = place(m, depth, i + number, 4); /* what is asked; what it points to stands before it */
-        for (int32_t h = 1; h <= hops; h++) {
+        for (int32_t h = 1; h <= hops[i]; h++) {
             u[h] = some_unit(m, 0, u[h - 1]);
             if (u[h] < 0) u[h] = place(m, 0, 0, 0);
             point(m, u[h - 1], u[h]);
         }
-        fill_records(m, UNITS - hops - 1);
-        for (int32_t h = 0; h <= hops; h++) ask(m, u[h], h > 0);
+        for (int32_t h = 0; h <= hops[i]; h++) ask(m, u[h], h > 0);
         end_case(m, depth);
     }
 }
@@ -298,7 +298,7 @@ static void write_body(struct maker *m)
 
 static int32_t question_groups(enum needle_task task)
 {
-    return task == NEEDLE_KEYS ? 1 : ALONE;
+    return task == NEEDLE_KEYS ? 1 : task == NEEDLE_CHAINS ? 2 : ALONE;
 }
 
 void needle_make(struct needle_prompt *p, enum needle_task task, int32_t length, uint64_t seed,

@@ -337,8 +337,8 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
     else if (s && (rc = cuda_rope_store((struct kn_backend *)be, s)))
         return rc;
     if (plan->turn < 1 && plan->form != ATTN_CLUSTERS && plan->form != ATTN_ANY) return no_room(be, a, p);
-    p.early = p.known = plan->form != ATTN_CODES && reads_early(be, a, !p.fold);
-    if (plan->form == ATTN_CODES || plan->form == ATTN_FAR_CODES) return attn_codes_launch(be, a, &p, plan);
+    if (plan->form == ATTN_CODES) return attn_codes_launch(be, a, &p, plan);
+    p.early = p.known = reads_early(be, a, !p.fold);
     if (plan->form == ATTN_COLUMNS) {
         unsigned char *queries = (unsigned char *)be->attn_places + ATTN_PATHS_BYTES;
         if ((rc = attn_rows_launch(be, s, &p, queries))) return rc;

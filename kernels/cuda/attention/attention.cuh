@@ -97,7 +97,7 @@ attn_fn attn_alone_of(int32_t d, uint32_t type, size_t *smem);
  * a->fold queries come as the projections left them (half: 64 or 0); keys and values are in the ring. */
 bool attn_group_takes(const struct cuda_backend *be, const struct attn *a);
 int attn_group_launch(struct cuda_backend *be, const struct attn *a);
-/* attention/far.cu: 2 to FEW rows over long contexts, heads of 128. blocks: of the grid. */
+/* attention/far.cu: 2 to FEW rows over long contexts, heads of 128 and 256. blocks: of the grid. */
 bool attn_far_takes(const struct cuda_backend *be, const struct attn *a);
 int attn_far_launch(struct cuda_backend *be, const struct attn *a, int32_t blocks);
 /* attention/tree.cu: rows of a tree that attn_places does not take. p: what attention makes of a. check: is

@@ -41,10 +41,6 @@ struct codes_args {
     int32_t warp_bytes, values_at; /* of a warp's leaf in shared memory; where its values begin */
 };
 
-/* attention/far_codes.cu */
-int attn_far_codes_open(struct cuda_backend *be);
-int attn_far_codes_launch(struct cuda_backend *be, const struct codes_args *p, const struct attn_plan *plan);
-
 template <int D, int T> struct coded {
     static constexpr int LEAF = ATTN_CODES_LEAF(D), NT = LEAF / 8;
     static constexpr int GROUPS = ATTN_CODES_GROUPS(D), C = D / GROUPS; /* of columns; columns of a warp */

@@ -1,5 +1,5 @@
-/* attention/far.cu - attention of 2 to FEW rows over long contexts, heads of 128, by products of four warps
- * (compute capability 9.0).
+/* attention/far.cu - attention of 2 to FEW rows over long contexts, heads of 128 and 256, by products of four
+ * warps (compute capability 9.0).
  *
  * Bound: one read of the visible keys and values, for up to 64 (row, head)s a kv head; beyond, tensor
  * operations: 1,024 a ((row, head), key), for queries and weights are two halves each. Eight warps that read

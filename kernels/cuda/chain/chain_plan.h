@@ -204,9 +204,9 @@ struct chain_args {
  * blocks share, chain/post.cuh and chain/wide.cuh, which has all attention then; delta nets or gated rows,
  * and no attention then; these and such pairs; steps of types other than K; these and keys through the ring;
  * quantised keys and values (chain/codes.cuh), without such steps and with them; those with such steps where
- * some are of Q2_K, Q3_K, Q4_1, Q5_1 or MXFP4; K types of any kind,
- * outputs early; these and types with grids (chain/grid.cuh): so; over long contexts; over quantised ones;
- * the same three with steps of other types, no outputs early; types with grids, others and delta nets. */
+ * some are of Q2_K, Q3_K, Q4_1, Q5_1 or MXFP4; K types of any kind, outputs early; these and types with grids
+ * (chain/grid.cuh): over short contexts, outputs early; over long ones; over quantised ones; the same three
+ * with steps of other types; types with grids, others and delta nets. */
 enum chain_form {
     CHAIN_FEW,
     CHAIN_PAIRS,

@@ -9,13 +9,6 @@
 
 const int many_tile_kinds = TILE_KINDS;
 
-enum family { FAMILY_K, FAMILY_32, FAMILY_FLOAT };
-static enum family family_of(uint32_t type)
-{
-    const int columns = tile_stage_columns(type);
-    return columns == 256 ? FAMILY_K : columns == 128 ? FAMILY_32 : FAMILY_FLOAT;
-}
-
 static const struct {
     int rows, outputs, blocks; /* of a tile; blocks a multiprocessor */
     double few, one, all;      /* us of 32 columns: few multiprocessors busy; a block on each; all blocks.
@@ -63,10 +56,9 @@ bool many_tiles(const struct cuda_backend *be, const struct mm_product *p)
 }
 
 /* The weights j .. j + count - 1, of one set. */
-static cudaError_t run_family(const struct cuda_backend *be, const struct mm_product *p, int j, int count,
-                              const struct tile_act *act)
+static cudaError_t run_set(const struct cuda_backend *be, const struct mm_product *p, int j, int count,
+                           const struct tile_act *act)
 {
-    const enum family family = family_of(p->w[j]->type);
     const int64_t n_in = p->w[j]->n_in;
     const int columns = tile_stage_columns(p->w[j]->type);
     struct tile_args a = {};
@@ -84,15 +76,18 @@ static cudaError_t run_family(const struct cuda_backend *be, const struct mm_pro
                   panels.panel_bytes,
                   (int32_t)w->n_out,
                   panels.panels,
-                  family == FAMILY_K ? unit : unit * columns / 32,
+                  columns == 256 ? unit : unit * columns / 32,
                   w->type,
                   many_power(e),
                   many_power(-e)};
     }
     const enum tile_kind kind = choose(be, &a);
-    if (family == FAMILY_FLOAT) return many_tile_float(be, kind, &a);
-    if (family == FAMILY_32) return many_tile_32(be, kind, &a);
-    return tile_set_of(a.w[0].type) == TILE_LOW ? many_tile_low(be, kind, &a) : many_tile_k(be, kind, &a);
+    switch (tile_set_of(a.w[0].type)) {
+    case TILE_K: return many_tile_k(be, kind, &a);
+    case TILE_LOW: return many_tile_low(be, kind, &a);
+    case TILE_FLOAT: return many_tile_float(be, kind, &a);
+    default: return many_tile_32(be, kind, &a);
+    }
 }
 
 cudaError_t many_tile_run(const struct cuda_backend *be, const struct mm_product *p,
@@ -102,7 +97,7 @@ cudaError_t many_tile_run(const struct cuda_backend *be, const struct mm_product
     for (int j = 0, count; j < p->n_w && !err; j += count) {
         for (count = 1; j + count < p->n_w; count++)
             if (tile_set_of(p->w[j + count]->type) != tile_set_of(p->w[j]->type)) break;
-        err = run_family(be, p, j, count, act);
+        err = run_set(be, p, j, count, act);
         cuda_count(be, CUDA_PRODUCT_TILES);
     }
     return err;

@@ -1,7 +1,7 @@
 #!/bin/bash
 # usage: drafts.sh BIN DIR 8b|27b [TOKENS [short]]: kinds of drafters of one target, at real shapes, with random weights and stated acceptance.
 # What each draft takes beside DFlash's; then tokens a second of plain, of chains and of trees at the kind's published tau, with
-# what a tree's tau has to be. Models are made in DIR where they are not there (make_models.sh). Some 80 s of an H200 for 8B. short: of
+# what a tree's tau has to be. Models are made in DIR where they are not there (make_models.sh). Expected to take 80 s of an H200 for 8B. short: of
 # each kind the longest chain and a tree of 15, and no draft steps.
 #
 # Acceptance is by slot and rank, the same for all slots: p is what gives the published tau in a chain of the published length, and of what

@@ -265,10 +265,10 @@ static bool att_form_ran(const struct att_case *c, const struct forms *before)
 /* All forms of attention there are have run by now. */
 void check_attention_forms(void)
 {
-    static const enum cuda_form forms[] = {
-        CUDA_ATTN_ANY,    CUDA_ATTN_STEP,     CUDA_ATTN_PREFILL,  CUDA_ATTN_MERGE,   CUDA_ATTN_CODES,
-        CUDA_ATTN_STREAM, CUDA_ATTN_CLUSTERS, CUDA_ATTN_PLACES,   CUDA_ATTN_COLUMNS, CUDA_ATTN_ALONE,
-        CUDA_ATTN_GROUP,  CUDA_ATTN_FAR,      CUDA_ATTN_FAR_CODES};
+    static const enum cuda_form forms[] = {CUDA_ATTN_ANY,      CUDA_ATTN_STEP,   CUDA_ATTN_PREFILL,
+                                           CUDA_ATTN_MERGE,    CUDA_ATTN_CODES,  CUDA_ATTN_STREAM,
+                                           CUDA_ATTN_CLUSTERS, CUDA_ATTN_PLACES, CUDA_ATTN_COLUMNS,
+                                           CUDA_ATTN_ALONE,    CUDA_ATTN_GROUP,  CUDA_ATTN_FAR};
     char text[480];
     const bool ok =
         forms_are(gpu, CUDA_ATTN_ANY, CUDA_ATTN_MERGE, forms,
