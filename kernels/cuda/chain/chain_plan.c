@@ -215,7 +215,7 @@ static uint32_t grid_points_of(const struct chain_state *c, int32_t count, struc
 {
     static const uint32_t type[CHAIN_GRID_TYPES] = {KN_IQ3_S,  KN_IQ2_XXS, KN_IQ3_XXS,
                                                     KN_IQ2_XS, KN_IQ2_S,   KN_IQ1_S},
-                          copy[CHAIN_GRID_TYPES] = {2, 1, 1, 4096, 8192, 16384}; /* blocks; bytes */
+                          copy[CHAIN_GRID_TYPES] = {2, 1, 1, 2048, 4096, 8192}; /* blocks; bytes */
     bool has[CHAIN_GRID_TYPES] = {false};
     uint32_t blocks = 0, log = 7, first = 0, bytes = 0;
     memset(g, 0, sizeof *g);

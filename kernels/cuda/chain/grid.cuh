@@ -4,8 +4,7 @@
  * Concepts. Steps of these types are steps of K types: the same row, terms and factors. Their codes are
  * signed bytes in the order of the file, so the row's, which K types want as columns 0, 2, 1, 3 of four, are
  * turned when a lane takes its column. The two panels are multiplied one after the other: a loop, for there
- * are seven types and code comes cold. Bound: operations, not bytes: four values cost a load that 32 lanes
- * make at random, four logic operations and three multiplications, where IQ3_XXS leaves six
+ * are seven types and code comes cold. Bound: operations, not bytes, nor look-ups
  * (docs/design/one-launch.md). */
 #ifndef DFLASH_CUDA_CHAIN_GRID_CUH
 #define DFLASH_CUDA_CHAIN_GRID_CUH
@@ -23,22 +22,23 @@ DEV grid_slot grid_slot_of(const chain_grids &g, uint32_t type)
 /* The words of a type, so many copies of each: the warps that multiply, before they meet. */
 template <uint32_t TYPE> DEV void grid_fill_type(const chain_grids &g, uint8_t *to)
 {
-    constexpr bool four = grid_unit<TYPE>::four;
-    constexpr int first = grid_first(TYPE), n = grid_end(TYPE) - first, threads = 32 * CHAIN_WARPS,
-                  SOME = n < 4 * threads ? n / threads : 4;
+    constexpr int n = grid_count<TYPE>, threads = 32 * CHAIN_WARPS,
+                  SOME = n % (4 * threads) == 0   ? 4
+                         : n % (2 * threads) == 0 ? 2
+                                                  : 1;
     if (!g.slot[chain_grid_table(TYPE)]) return;
     const grid_slot slot = grid_slot_of(g, TYPE);
-    const uint32_t copies = grid_block<TYPE>(slot) / (four ? 4 : 8);
+    const uint32_t copies = grid_block<TYPE>(slot) / 4;
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < n; i += SOME * threads) {
         uint32_t w[SOME];
 #pragma unroll
-        for (int k = 0; k < SOME; k++) w[k] = grid_word<TYPE>(__ldg(grid_all() + first + i + k * threads));
+        for (int k = 0; k < SOME; k++) w[k] = grid_word<TYPE>(grid_all(), (uint32_t)(i + k * threads));
 #pragma unroll 1
         for (uint32_t c = 0; c < copies; c++)
 #pragma unroll
             for (int k = 0; k < SOME; k++) { /* lanes begin with copies of their own: on other banks */
-                const uint32_t copy = (c + threadIdx.x / (four ? 1 : 2)) & (copies - 1);
+                const uint32_t copy = (c + threadIdx.x) & (copies - 1);
                 *(uint32_t *)(to + grid_word_at<TYPE>((uint32_t)(i + k * threads), copy, slot)) = w[k];
             }
     }
@@ -57,35 +57,36 @@ DEV void grid_fill(const chain_grids &g, uint8_t *smem)
 
 /* ---- units ---- */
 
-/* v = `from`, in lanes of column j. */
-DEV void column_of(uint32_t &v, uint32_t from, int j)
+/* The row's codes that the lane multiplies in its column, in the order of the file, of 32 columns. */
+template <uint32_t TYPE> DEV uint2 grid_columns(const chain_lane &l, uint32_t u)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %1, %2;\n@p mov.u32 %0, %3;\n}"
-                 : "+r"(v)
-                 : "r"(threadIdx.x % 32 / 4), "r"(j), "r"(from));
-}
-/* The row's codes of the lane's column, in the order of the file: of 32 columns, or the half's 16. */
-template <bool HALVES> DEV void grid_columns(chain_lane &l, uint32_t u, int half)
-{
-    if (HALVES) {
-        const uint32_t v = __byte_perm(shared_4(l.b_16 + 256 * u + 128 * half), 0, 0x3120);
-#pragma unroll
-        for (int j = 0; j < 8; j++) column_of(l.half[j], v, j);
-        return;
-    }
     uint2 v;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(l.b_32 + 256 * u));
-    v.x = __byte_perm(v.x, 0, 0x3120), v.y = __byte_perm(v.y, 0, 0x3120);
-#pragma unroll
-    for (int j = 0; j < 8; j++) column_of(l.b[j].x, v.x, j), column_of(l.b[j].y, v.y, j);
+    if (grid_unit<TYPE>::four) {
+        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(l.b_32 + 256 * u));
+    } else { /* of four lanes, two have columns 0 to 7 and 16 to 23, two those behind */
+        const uint32_t at = l.b_32 - 12 * (threadIdx.x & 1) + 256 * u;
+        v = make_uint2(shared_4(at), shared_4(at + 16));
+    }
+    return make_uint2(__byte_perm(v.x, 0, 0x3120), __byte_perm(v.y, 0, 0x3120));
+}
+/* The same of types with a scale every 16 columns, of 128 columns: a lane's eight are all of one such run. */
+DEV uint2 grid_halves(const chain_lane &l, uint32_t u, int half)
+{
+    const uint32_t g = threadIdx.x % 32 / 4, odd = threadIdx.x & 1, to = 64 * (g / 4) + 8 * (g / 2 % 2),
+                   from = 64 * (g / 2) + 8 * (g % 2), /* of columns 32 (g / 2) on, not 32 g */
+        at = l.b_32 + to - from - 12 * odd + 256 * u + 128 * (uint32_t)half,
+                   mine = (g & 1) == odd ? 0xffffffff : 0;
+    return make_uint2(__byte_perm(shared_4(at), 0, 0x3120) & mine,
+                      __byte_perm(shared_4(at + 16), 0, 0x3120) & mine);
 }
 
 /* The sums of a panel's unit: rows g and g + 8, of the lane's two columns of each accumulator. */
 template <uint32_t TYPE>
-DEV void grid_panel(int sum[2], const uint8_t *st, chain_lane &l, uint32_t u, grid_slot slot, uint32_t none)
+DEV void grid_panel(int sum[2], const uint8_t *st, const chain_lane &l, uint32_t u, uint2 v, grid_slot slot,
+                    uint32_t none)
 {
     using unit = grid_words<TYPE>;
-    constexpr bool halves = grid_unit<TYPE>::halves, one = grid_unit<TYPE>::one;
+    constexpr bool halves = grid_unit<TYPE>::halves;
     constexpr int parts = halves ? 2 : 1, steps = 8 / parts;
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     unit w;
@@ -94,40 +95,40 @@ DEV void grid_panel(int sum[2], const uint8_t *st, chain_lane &l, uint32_t u, gr
 #pragma unroll
     for (int part = 0; part < parts; part++) { /* all columns; or 128, of 16 of which are the accumulator's */
         int c[2][4] = {};
-        if (halves) grid_columns<true>(l, u, part);
+        if (halves) v = grid_halves(l, u, part);
 #pragma unroll
         for (int i = 0; i < steps; i++) {
-            uint32_t a[4], ones[4];
-            w.step(steps * part + i, a, ones);
-            const uint32_t b0 = halves ? l.half[2 * (i % 4)] : l.b[i].x,
-                           b1 = halves ? l.half[2 * (i % 4) + 1] : l.b[i].y;
-            row_mma_signed(c[i % 2], a, b0, b1);
-            if (one) row_mma_signed(c[(i + 1) % 2], ones, b0, b1);
+            uint32_t a[4];
+            w.step(steps * part + i, a);
+            /* Zero but in the lane's column, by a multiplication: another unit's than all else. */
+            const uint32_t one = halves ? l.one[2 * i % 8] + l.one[(2 * i + 1) % 8] : l.one[i];
+            row_mma_signed(c[i % 2], a, v.x * one, v.y * one);
         }
 #pragma unroll
         for (int hi = 0; hi < 2; hi++) {
-            int v[2];
-            unit::scales(v, st, g + 8 * hi, q, part);
+            int d[2];
+            unit::scales(d, st, g + 8 * hi, q, part);
             const int low = c[0][2 * hi] + c[1][2 * hi], top = c[0][2 * hi + 1] + c[1][2 * hi + 1];
-            sum[hi] += 2 * (low * v[0] + top * v[1]) + (low + top);
+            sum[hi] += 2 * (low * d[0] + top * d[1]) + (low + top);
         }
     }
 }
 
 /* The term's sum; *factor: d * the block's scale. As chain_iq4. */
 template <uint32_t TYPE>
-DEV float chain_grid(const uint8_t *st, uint32_t bytes, chain_lane &l, uint32_t u, grid_slot slot,
+DEV float chain_grid(const uint8_t *st, uint32_t bytes, const chain_lane &l, uint32_t u, grid_slot slot,
                      float *factor)
 {
     const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     int sum[4] = {}; /* of the panels' rows g and g + 8 */
-    if (!grid_unit<TYPE>::halves) grid_columns<false>(l, u, 0);
+    uint2 b = {};
+    if (!grid_unit<TYPE>::halves) b = grid_columns<TYPE>(l, u);
     const uint8_t *at = st;
     const uint32_t none = grid_none();
 #pragma unroll(grid_words <TYPE>::lines ? 2 : 1)
     for (int p = 0; p < 2; p++, at += bytes) {
         sum[0] = sum[2], sum[1] = sum[3];
-        grid_panel<TYPE>(sum + 2, at, l, u, slot, none);
+        grid_panel<TYPE>(sum + 2, at, l, u, b, slot, none);
     }
     const int v = row_gather(sum, q);
     const uint32_t d = grid_words<TYPE>::d_of(st + (q / 2 ? bytes : 0), g, q % 2);

@@ -2,15 +2,19 @@
  * streaming layout (product/pack.cuh), as grid_unit.cuh has them to the bit, but with fewer operations: one
  * row has no others to share them with. Compiled for the device and for the host.
  *
- * Concepts. Points stand as words of four values, several times over: 32 lanes that read at random meet 3.5
- * times where all read one copy, and twice where each two lanes have one. There are two tables. That of IQ3
- * and IQ2_XXS is 256 *lines* of 256 bytes; an index has the line of its low 8 bits, so that one byte permute
- * makes an address, of the index and the lane's own byte. In a line each of these types that the launch has
- * stands in a *block*, IQ3_S in two, by the bit above: copies side by side, in banks of their own. The points
- * of the other types, more of them and fewer copies, stand one behind the other. A word is: of IQ3 signed
- * bytes, of which, and of their negatives, signs choose bytes; of IQ2 levels, which with their signs choose;
- * of IQ1 signed bytes without the move of levels: ones, which a product of their own adds, are what they are
- * moved by. */
+ * Concepts. A point stands as one word, several times over. There are two tables. That of IQ3 and IQ2_XXS is
+ * 256 *lines* of 256 bytes; an index has the line of its low 8 bits, so that one byte permute makes an
+ * address, of the index and the lane's own byte. In a line each of these types that the launch has stands in
+ * a *block*, IQ3_S in two, by the bit above: copies side by side, in banks of their own. The points of the
+ * other types, more of them and fewer copies, stand one behind the other.
+ *
+ * A word of IQ3 is four signed bytes, of which, and of their negatives, signs choose bytes. One of IQ2 and
+ * IQ1 is eight levels of four bits, which with their signs choose: a lane takes whole points, so that each is
+ * looked up once. The layout has four values of a point a lane: an even lane takes points 0 and 1 of 32
+ * columns' four, for both, an odd one 2 and 3, and gets the other four signs from the other lane.
+ *
+ * What counts are operations of the logic unit, 1.8 clocks of a scheduler each; a high product would be 2.7,
+ * a product 0.75 (docs/speed/decode.md). */
 #ifndef DFLASH_CUDA_CHAIN_GRID_WORDS_CUH
 #define DFLASH_CUDA_CHAIN_GRID_WORDS_CUH
 
@@ -45,15 +49,6 @@ MM_HD uint32_t grid_none()
     return 0;
 #endif
 }
-/* v * m >> 32: to the right by a multiplication, where m is a power of two that grid_none hides. */
-MM_HD uint32_t grid_times(uint32_t v, uint32_t m)
-{
-#ifdef __CUDA_ARCH__
-    return __umulhi(v, m);
-#else
-    return (uint32_t)((uint64_t)v * m >> 32);
-#endif
-}
 /* (v & mask) | rest. */
 MM_HD uint32_t grid_choice(uint32_t v, uint32_t mask, uint32_t rest)
 {
@@ -66,39 +61,37 @@ MM_HD uint32_t grid_choice(uint32_t v, uint32_t mask, uint32_t rest)
 #endif
 }
 
-/* Four values of a point: word i of the table of all. */
-template <uint32_t TYPE> MM_HD uint32_t grid_word(uint32_t levels)
+/* Word i of a type's table, of what the table of all has: four values, or eight levels. */
+template <uint32_t TYPE> MM_HD uint32_t grid_word(const uint16_t *all, uint32_t i)
 {
-    return TYPE == KN_IQ3_S       ? load_pick(0x07050301, 0x0f0d0b09, levels)
-           : TYPE == KN_IQ3_XXS   ? load_pick(0x1c140c04, 0x3e342c24, levels)
-           : grid_unit<TYPE>::one ? load_pick(0x000800f8, 0, levels)
-                                  : levels;
+    const uint16_t *const levels = all + grid_first(TYPE);
+    return TYPE == KN_IQ3_S     ? load_pick(0x07050301, 0x0f0d0b09, levels[i])
+           : TYPE == KN_IQ3_XXS ? load_pick(0x1c140c04, 0x3e342c24, levels[i])
+                                : levels[2 * i] | (uint32_t)levels[2 * i + 1] << 16;
 }
+template <uint32_t TYPE>
+constexpr int grid_count = (grid_end(TYPE) - grid_first(TYPE)) / (grid_unit<TYPE>::four ? 1 : 2);
 /* Where a type stands: of lines its first byte, and the binary logarithm of a block's bytes; else its first
  * byte of all, and that of its copies. */
 struct grid_slot {
     uint32_t first, log;
 };
-/* Bytes of a word's copies side by side, of points of four values or eight. */
+/* Bytes of a word's copies side by side. */
 template <uint32_t TYPE> MM_HD uint32_t grid_block(const grid_slot &s)
 {
-    return (chain_grid_lines(TYPE) ? 1u : grid_unit<TYPE>::four ? 4u : 8u) << s.log;
+    return (chain_grid_lines(TYPE) ? 1u : 4u) << s.log;
 }
 /* Where a lane's copy begins, of the first point. */
 template <uint32_t TYPE> MM_HD uint32_t grid_lane_at(int lane, const grid_slot &s)
 {
-    const uint32_t l = (uint32_t)lane;
-    return s.first +
-           ((grid_unit<TYPE>::four ? 4 * l : 8 * (l / 2) + 4 * (l & 1)) & (grid_block<TYPE>(s) - 1));
+    return s.first + (4 * (uint32_t)lane & (grid_block<TYPE>(s) - 1));
 }
-/* Where word i of the type stands, copy `copy`. */
+/* Where the word of point i of the type stands, copy `copy`. */
 template <uint32_t TYPE> MM_HD uint32_t grid_word_at(uint32_t i, uint32_t copy, const grid_slot &s)
 {
-    constexpr bool four = grid_unit<TYPE>::four;
-    const uint32_t point = four ? i : i / 2, block = grid_block<TYPE>(s);
-    return s.first +
-           (chain_grid_lines(TYPE) ? CHAIN_GRID_LINE * (point % 256) + point / 256 * block : point * block) +
-           (four ? 4 * copy : 8 * copy + 4 * (i & 1));
+    const uint32_t block = grid_block<TYPE>(s);
+    return s.first + (chain_grid_lines(TYPE) ? CHAIN_GRID_LINE * (i % 256) + i / 256 * block : i * block) +
+           4 * copy;
 }
 /* Of byte `place` of an index word and of lows, which are below 128, the address in lines. */
 MM_HD uint32_t grid_line_at(uint32_t index, uint32_t lows, int place)
@@ -119,6 +112,16 @@ MM_HD uint32_t grid_turned(uint32_t v, int right)
 #endif
 }
 
+/* What lane ^ 1 has of v. */
+MM_HD uint32_t grid_other(uint32_t v)
+{
+#ifdef __CUDA_ARCH__
+    return __shfl_xor_sync(0xffffffff, v, 1);
+#else
+    return v;
+#endif
+}
+
 template <uint32_t TYPE> struct grid_words {
     using unit = grid_unit<TYPE>;
     static constexpr grid_layout y = grid_layout_of(TYPE);
@@ -126,16 +129,40 @@ template <uint32_t TYPE> struct grid_words {
     const uint8_t *st, *table;
     int own;
     uint32_t mine, block;       /* the lane's byte of a line; bytes of a block */
-    uint32_t high[3], sign[4];  /* high: turned so that place 0 is where an address or index has it */
-    uint32_t order, less, down; /* bytes as they are; -1; 2^16 */
+    uint32_t high[3];           /* turned so that place 0 is where an address or index has it */
+    uint32_t sign[4], whole[8]; /* whole: of rows g and g + 8 in turn, eight values */
+    uint32_t pick[2];           /* of an index word, rows g and g + 8 */
+    uint32_t order, less;       /* bytes as they are; -1 */
     unpack_words index;         /* of four steps */
 
+    /* The signs of lane `at`: word k of [4]. */
+    MM_HD_MEMBER void signs_of(uint32_t s[4], int at) const
+    {
+        if (!unit::even) {
+            const unpack_words w = load_16(st + 4 * y.sign + 16 * at);
+            UNPACK_UNROLL for (int k = 0; k < 4; k++) s[k] = w.w[k];
+            return;
+        }
+        uint32_t o[3];
+        const uint32_t p = load_4(st + 4 * y.sign + 384 + 4 * (at / 2));
+        UNPACK_UNROLL for (int k = 0; k < 3; k++) o[k] = load_4(st + 4 * y.sign + 128 * k + 4 * at);
+        s[0] = o[0] & 0x0fff0fff, s[1] = o[1] & 0x0fff0fff, s[2] = o[2] & 0x0fff0fff;
+        s[3] = (o[0] >> 12 & 0x000f000f) | (o[1] >> 8 & 0x00f000f0) | (o[2] >> 4 & 0x0f000f00);
+        UNPACK_UNROLL for (int k = 0; k < 4; k++)
+        {
+            const uint32_t w = s[k];
+            s[k] |= (w << 4 ^ w << 8 ^ w << 12 ^ p << 4 * (3 - k)) & 0xf000f000;
+        }
+    }
     MM_HD_MEMBER void open(const uint8_t *at, int lane, const uint8_t *page, const grid_slot &s,
                            uint32_t none)
     {
+        const int odd = lane % 2;
         st = at, table = page, own = unit::four ? lane : lane / 2;
         mine = grid_lane_at<TYPE>(lane, s), block = grid_block<TYPE>(s);
-        order = 0x32103210 ^ none, less = 0xffffffff ^ none, down = 0x10000 ^ none;
+        order = 0x32103210 ^ none, less = 0xffffffff ^ none;
+        UNPACK_UNROLL for (int hi = 0; hi < 2; hi++) pick[hi] =
+            (lines ? 0x5504 : 0x4440) + (lines ? 16 : 1) * (uint32_t)(2 * odd + hi);
         UNPACK_UNROLL for (int k = 0; k < unit::planes; k++) high[k] =
             load_4(st + 4 * y.high + (unit::four ? 128 : 64) * k + 4 * own);
         if (unit::planes > 1) { /* two bits of even places, then of odd ones */
@@ -144,65 +171,85 @@ template <uint32_t TYPE> struct grid_words {
             high[1] = (first >> 1 & 0x55555555) | (second & 0xaaaaaaaa);
         }
         if (TYPE == KN_IQ3_S) mine *= 0x01010101; /* in every byte */
-        if (!lines)
+        if (!lines)                               /* a lane's places are two of every four */
             UNPACK_UNROLL for (int k = 0; k < unit::planes; k++) high[k] =
-                grid_turned(high[k], -8 - (k == 2 ? 2 : 0));
-        if (unit::even) {
-            uint32_t o[3];
-            const uint32_t p = load_4(st + 4 * y.sign + 384 + 4 * (lane / 2));
-            UNPACK_UNROLL for (int k = 0; k < 3; k++) o[k] = load_4(st + 4 * y.sign + 128 * k + 4 * lane);
-            sign[0] = o[0] & 0x0fff0fff, sign[1] = o[1] & 0x0fff0fff, sign[2] = o[2] & 0x0fff0fff;
-            sign[3] = (o[0] >> 12 & 0x000f000f) | (o[1] >> 8 & 0x00f000f0) | (o[2] >> 4 & 0x0f000f00);
-            UNPACK_UNROLL for (int k = 0; k < 4; k++)
-            {
-                const uint32_t w = sign[k];
-                sign[k] |= (w << 4 ^ w << 8 ^ w << 12 ^ p << 4 * (3 - k)) & 0xf000f000;
-            }
-        } else if (TYPE == KN_IQ1_M) {
-            sign[0] = load_4(st + 4 * y.sign + 4 * own);
-        } else if (!unit::one) {
-            const unpack_words w = load_16(st + 4 * y.sign + 16 * lane);
-            UNPACK_UNROLL for (int k = 0; k < 4; k++) sign[k] = w.w[k];
-        } else { /* IQ1_S: bit 3 of the scales of rows g and g + 8 */
+                grid_turned(high[k], 2 * odd - 8 - (k == 2 ? 2 : 0));
+        if (TYPE == KN_IQ1_M) {
+            sign[0] = load_4(st + 4 * y.sign + 4 * own) << (2 - 2 * odd);
+        } else if (unit::one) { /* IQ1_S: bit 3 of the scales of rows g and g + 8 */
             sign[0] = load_4(st + 4 * y.scale + 4 * (lane / 4));
             sign[1] = load_4(st + 4 * y.scale + 4 * (lane / 4 + 8));
+        } else {
+            signs_of(sign, lane);
         }
+        if (unit::four || unit::one) return;
+        /* The other four values of the lane's points are signed in the other lane's words. */
+        uint32_t other[4];
+#ifdef __CUDA_ARCH__
+        if (!unit::even)
+            signs_of(other, lane ^ 1);
+        else
+            UNPACK_UNROLL for (int k = 0; k < 4; k++) other[k] = grid_other(sign[k]);
+#else
+        signs_of(other, lane ^ 1);
+#endif
+        const uint32_t halves_of = odd ? 0x1054 : 0x5410, twice = 2u - (uint32_t)odd;
+        UNPACK_UNROLL for (int k = 0; k < 8; k++) whole[k] =
+            load_pick(sign[k / 2], other[k / 2], halves_of + 0x2222 * (k & 1)) * twice;
     }
-    /* Codes of columns 32 j + 16 s + 4 q .. + 3 of row g + 8 hi: a[2 s + hi]; of IQ1 without the move, ones:
-     * that, for each. j: in order, a constant. */
-    MM_HD_MEMBER void step(int j, uint32_t a[4], uint32_t ones[4])
+    /* Types of eight values: codes of the lane's point of 32 columns, 16 (lane % 2) + 8 (lane % 4 / 2) and
+     * on, of row g + 8 hi: a[hi], and four columns on a[2 + hi]. IQ3: of columns 32 j + 16 s + 4 q .. + 3:
+     * a[2 s + hi]. j: in order, a constant. */
+    MM_HD_MEMBER void step(int j, uint32_t a[4])
     {
         if (j % 4 == 0) index = load_16(st + (unit::four ? 512 : 256) * (j / 4) + 16 * own);
+        if (unit::four)
+            four(j, a);
+        else
+            eight(j, a);
+    }
+    MM_HD_MEMBER void four(int j, uint32_t a[4])
+    {
         /* IQ3_S: a byte a place: the lane's, with the bit above an index's eight as its block. */
         const uint32_t lows =
             TYPE == KN_IQ3_S ? (((high[0] >> 4 * j & 15) * 0x204081) & 0x01010101) * block + mine : mine;
         UNPACK_UNROLL for (int s = 0; s < 2; s++)
         {
             const int t = 2 * (j % 2) + s;
-            uint32_t signs = 0; /* of rows g and g + 8, at bit 2 of nibbles */
-            if (!unit::one) signs = t < 2 ? sign[j / 2] << (2 - t) : sign[j / 2] >> (t - 2);
-            if (unit::four) signs = grid_choice(signs, 0x44444444, order);
+            /* of rows g and g + 8, at bit 2 of nibbles */
+            const uint32_t signs =
+                grid_choice(t < 2 ? sign[j / 2] << (2 - t) : sign[j / 2] >> (t - 2), 0x44444444, order);
             UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
             {
-                const int place = 4 * j + 2 * s + hi;
-                uint32_t at = TYPE == KN_IQ3_S ? grid_line_at(index.w[j % 4], lows, 2 * s + hi)
-                              : lines          ? load_pick(index.w[j % 4], lows, 0x5504 + 0x10 * (2 * s + hi))
-                                               : load_pick(index.w[j % 4], 0, 0x4440 + 2 * s + hi);
-                if (!lines && unit::planes == 1) at = grid_choice(grid_turned(high[0], place), 256, at);
-                if (unit::planes > 1) at = grid_choice(grid_turned(high[hi], place - hi), 768, at);
-                if (unit::planes > 2) at = grid_choice(grid_turned(high[2], place), 1024, at);
-                if (!lines) at = at * block + mine;
-                const uint32_t word = grid_load_word(table, at), some = hi ? grid_times(signs, down) : signs;
-                if (unit::one) {
-                    const uint32_t w = TYPE == KN_IQ1_M ? sign[0] << (31 - place) : sign[hi] << (28 - 4 * j);
-                    a[2 * s + hi] = word;
-                    ones[2 * s + hi] = (uint32_t)((int32_t)w >> 31) | 0x01010101;
-                } else if (unit::four) {
-                    a[2 * s + hi] = load_pick(word, word * less + 0x01010100u, some);
-                } else {
-                    a[2 * s + hi] = load_pick(0x002b1908, 0x00d5e7f8, grid_choice(some, 0x4444, word));
-                }
+                const uint32_t at = TYPE == KN_IQ3_S
+                                        ? grid_line_at(index.w[j % 4], lows, 2 * s + hi)
+                                        : load_pick(index.w[j % 4], lows, 0x5504 + 0x10 * (2 * s + hi));
+                const uint32_t word = grid_load_word(table, at), some = hi ? signs >> 16 : signs;
+                a[2 * s + hi] = load_pick(word, word * less + 0x01010100u, some);
             }
+        }
+    }
+    MM_HD_MEMBER void eight(int j, uint32_t a[4])
+    {
+        constexpr uint32_t plus = unit::one ? 0x000901f9 : 0x002b1908,
+                           minus = unit::one ? 0x0007fff7 : 0x00d5e7f8;
+        UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
+        {
+            const int place = 4 * j + hi;
+            uint32_t at = load_pick(index.w[j % 4], lines ? mine : 0, pick[hi]), sign_at;
+            if (!lines && unit::planes == 1) at = grid_choice(grid_turned(high[0], place), 256, at);
+            if (unit::planes > 1) at = grid_choice(grid_turned(high[hi], place - hi), 768, at);
+            if (unit::planes > 2) at = grid_choice(grid_turned(high[2], place), 1024, at);
+            if (!lines) at = at * block + mine;
+            if (unit::one) {
+                const uint32_t w = TYPE == KN_IQ1_M ? sign[0] << (29 - place) : sign[hi] << (28 - 4 * j);
+                sign_at = (uint32_t)((int32_t)w >> 31);
+            } else {
+                sign_at = j % 2 ? whole[2 * (j / 2) + hi] >> 1 : whole[2 * (j / 2) + hi] << 1;
+            }
+            const uint32_t some = grid_choice(sign_at, 0x44444444, grid_load_word(table, at));
+            a[hi] = load_pick(plus, minus, some);
+            a[2 + hi] = load_pick(plus, minus, some >> 16);
         }
     }
     /* What is stored of the scales of columns 32 (2 q) and 32 (2 q + 1) of row `row`; of types with one every

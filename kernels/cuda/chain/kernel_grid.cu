@@ -1,5 +1,6 @@
 /* chain/kernel_grid.cu - the kernel of a chain (kernel.cuh) in its forms of K types of any kind, and of types
  * with grids beside them. */
+#define CHAIN_LEAN 1
 #include "kernel.cuh"
 
 chain_k_fn chain_k_grids(bool bf16, int form)

@@ -1,5 +1,6 @@
 /* chain/kernel_mixed.cu - the kernel of a chain (kernel.cuh) in its forms that know types with grids beside
  * all others. */
+#define CHAIN_LEAN 1
 #include "kernel.cuh"
 
 chain_k_fn chain_k_mixed(bool bf16, int form)

@@ -189,6 +189,9 @@ DEV void chain_round_of(const uint8_t *act, int units, int block, int apart, int
         chain_round<N, WHOLE>(shared_at(act), units, block, apart, count, e);
 }
 
+#ifndef CHAIN_LEAN /* 1: kernels with types with grids, which want the registers of chain_lane's zeroes */
+#define CHAIN_LEAN 0
+#endif
 /* What a lane has of its own while a row is multiplied: addresses in shared memory of its first unit's
  * activations, and B of unit after unit. Integer instructions are what a unit costs (64 lanes a clock), so
  * all of it is kept, and nothing is made again. */
@@ -198,6 +201,7 @@ struct chain_lane {
     uint32_t pick, shift, plain, joined;          /* row_fields, without a choice */
     uint2 b[8];                                   /* b[j] is zero but where j is the lane's column */
     uint32_t half[8];                             /* the same of 16 columns, of Q6_K */
+    uint32_t one[8];                              /* 1 where j is the lane's column, else 0: of grids */
 };
 DEV uint32_t kept(uint32_t v) /* not to be made again */
 {
@@ -222,6 +226,9 @@ DEV chain_lane chain_lane_at(const uint8_t *act, int units)
     l.joined = kept(q < 2 ? 0 : 0x0f0f0f0f);
 #pragma unroll
     for (int j = 0; j < 8; j++) l.b[j] = make_uint2(0, 0), l.half[j] = 0;
+    if (CHAIN_LEAN)
+#pragma unroll
+        for (int j = 0; j < 8; j++) l.one[j] = kept(g == (uint32_t)j);
     return l;
 }
 DEV uint32_t row_fields_at(uint4 r, const chain_lane &l)
@@ -229,15 +236,18 @@ DEV uint32_t row_fields_at(uint4 r, const chain_lane &l)
     const uint32_t u = __byte_perm(r.y, r.z, l.pick), w = __byte_perm(r.w, r.w >> 4, l.pick);
     return (u >> l.shift & l.plain) | (w & l.joined);
 }
-/* v = what stands at `at`, in lanes of column j. */
+/* v = what stands at `at`, in lanes of column j. In others it is zero: and stays so, or, in kernels whose
+ * registers are wanted for types with grids (CHAIN_LEAN), is made so again. */
 DEV void column_8(uint2 &v, uint32_t at, int j)
 {
+    if (CHAIN_LEAN) v = make_uint2(0, 0);
     asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %2, %3;\n@p ld.shared.v2.u32 {%0, %1}, [%4];\n}"
                  : "+r"(v.x), "+r"(v.y)
                  : "r"(threadIdx.x % 32 / 4), "r"(j), "r"(at));
 }
 DEV void column_4(uint32_t &v, uint32_t at, int j)
 {
+    if (CHAIN_LEAN) v = 0;
     asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %1, %2;\n@p ld.shared.u32 %0, [%3];\n}"
                  : "+r"(v)
                  : "r"(threadIdx.x % 32 / 4), "r"(j), "r"(at));

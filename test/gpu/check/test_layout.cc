@@ -92,7 +92,7 @@ template <uint32_t T> static int both()
 }
 
 /* A type with a grid as a chain takes it apart (chain/grid_words.cuh) is what products of more rows take:
- * codes, and ones of IQ1 added; scales of 32 columns, or 16, two a lane; d. first, log: where it stands in
+ * codes; scales of 32 columns, or 16, two a lane; d. first, log: where it stands in
  * the table. */
 template <uint32_t T> static int words_of(uint32_t first, uint32_t log)
 {
@@ -107,24 +107,26 @@ template <uint32_t T> static int words_of(uint32_t first, uint32_t log)
         const uint32_t w = mm_word(source, 0, i);
         memcpy(st.data() + 4 * i, &w, 4);
     }
-    for (uint32_t i = 0; i < (uint32_t)(grid_end(T) - grid_first(T)); i++)
-        for (uint32_t c = 0; c < grid_block<T>(slot) / (unit::four ? 4 : 8); c++) {
-            const uint32_t w = grid_word<T>(grid_all()[(uint32_t)grid_first(T) + i]);
+    for (uint32_t i = 0; i < (uint32_t)grid_count<T>; i++)
+        for (uint32_t c = 0; c < grid_block<T>(slot) / 4; c++) {
+            const uint32_t w = grid_word<T>(grid_all(), i);
             memcpy(table.data() + grid_word_at<T>(i, c, slot), &w, 4);
         }
     int wrong = 0;
     for (int lane = 0; lane < 32; lane++) {
         const int g = lane / 4, q = lane % 4;
-        unit want;
+        unit want, next; /* next: of lane ^ 1 */
         grid_words<T> got;
-        want.open(st.data(), lane, grid_all());
+        want.open(st.data(), lane, grid_all()), next.open(st.data(), lane ^ 1, grid_all());
         got.open(st.data(), lane, table.data(), slot, grid_none());
         for (int j = 0; j < 8; j++) {
-            uint32_t a[4], b[4], ones[4] = {0, 0, 0, 0};
-            want.step(j, a), got.step(j, b, ones);
-            for (int i = 0; i < 16; i++)
-                wrong += (int8_t)(a[i / 4] >> 8 * (i % 4)) !=
-                         (int8_t)(b[i / 4] >> 8 * (i % 4)) + (int8_t)(ones[i / 4] >> 8 * (i % 4));
+            uint32_t a[4], n[4], b[4];
+            want.step(j, a), next.step(j, n), got.step(j, b);
+            for (int i = 0; i < 4; i++) {
+                /* Of eight values the lane has a whole point, its own four and lane ^ 1's. */
+                const bool own = unit::four || i / 2 == lane % 2;
+                wrong += b[i] != (own ? a : n)[unit::four ? i : 2 * (lane % 2) + i % 2];
+            }
         }
         for (int hi = 0; hi < 2; hi++) {
             wrong += (want.d_of(hi) & 0xffff) != (got.d_of(st.data(), g, hi) & 0xffff);
@@ -138,7 +140,7 @@ template <uint32_t T> static int words_of(uint32_t first, uint32_t log)
         }
     }
     printf("%s words/%s, from %u, %u copies: %d wrong\n", wrong ? "FAIL" : "ok  ", t->name, first,
-           grid_block<T>(slot) / (unit::four ? 4 : 8), wrong);
+           grid_block<T>(slot) / 4, wrong);
     return wrong != 0;
 }
 template <uint32_t T> static int words()
