@@ -393,22 +393,20 @@ static int32_t far_blocks(const struct cuda_device *dev, const struct attn_call 
 }
 /* Are there keys enough for so many tiles? One tile has a form of its own that is as fast, but for more than
  * ATTN_STREAM_ROWS of heads of 128 over very many. */
-static bool far_wins(const struct attn_call *c, int32_t nodes)
+static bool far_wins(const struct attn_call *c)
 {
-    const int32_t tiles = call_tiles(c);
+    const int32_t tiles = call_tiles(c), nodes = units_of(c, ATTN_NODE);
     if (tiles == 1) return c->d == 128 && c->n * (c->n_head / c->n_kv) > ATTN_STREAM_ROWS && nodes > 40;
     return nodes > (tiles < 4 ? 6 : 4);
 }
-/* Nodes spread over the chip, by products of four warps. Where a launch would have an odd number of groups,
- * its last block's second group is missing: that has not run on a device since it was mended (far.cu), so it
- * is taken when a test asks for it alone (tuning.far = 2). */
-static bool plan_far(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
+/* Nodes spread over the chip, by products of four warps, where `wins` or a test asks for it (tuning.far = 2). */
+static bool plan_far(const struct cuda_device *dev, const struct attn_call *c, bool wins, struct attn_plan *p)
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
     const bool cut = t->tiles || t->unit || t->slots || t->spread; /* as only attn_step can be */
     const int32_t nodes = units_of(c, ATTN_NODE), groups = far_groups(c->n, c->n_head / c->n_kv);
     if (t->far == 1 || !c->maps || !takes(ATTN_FAR, dev, c) || ATTN_FAR_BYTES > dev->smem_block ||
-        (t->far != 2 && (cut || !far_wins(c, nodes))))
+        (t->far != 2 && (cut || !wins)))
         return false;
     const int32_t slots = t->unit == 1 ? units_of(c, attn_leaf(c->d)) : nodes;
     const size_t group = record_bytes(c->d) * (size_t)c->n_kv * FAR_TILES * (size_t)slots;
@@ -419,7 +417,7 @@ static bool plan_far(const struct cuda_device *dev, const struct attn_call *c, s
     p->groups = groups, p->turn = room < groups ? (int32_t)room : groups;
     p->leaves = t->unit == 1, p->slots = slots;
     p->blocks = far_blocks(dev, c, (p->turn + 1) / 2);
-    return p->turn > 0 && (t->far == 2 || groups == 1 || (groups % 2 == 0 && p->turn == groups));
+    return p->turn > 0;
 }
 
 /* Does a block a tile win: over attn_places where that could be, else over attn_step; of more than ATTN_FEW
@@ -529,9 +527,9 @@ static void plan_few(const struct cuda_device *dev, const struct attn_device *at
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
     if (plan_codes(dev, c, p)) return;
-    if (t->far == 2 && plan_far(dev, c, p)) return;
+    if (t->far == 2 && plan_far(dev, c, true, p)) return;
     const bool places = plan_places(dev, attn, c, p);
-    if (!places && plan_far(dev, c, p)) return;
+    if (!places && plan_far(dev, c, far_wins(c), p)) return;
     if (!places && !plan_step(dev, c, p)) {
         memset(p, 0, sizeof *p);
         p->form = ATTN_ANY;
@@ -575,24 +573,30 @@ static bool plan_group(const struct cuda_device *dev, const struct attn_call *c,
     return true;
 }
 
+/* What all rows of a tree see, by attn_far: over more keys than one launch takes, with several groups sooner (64
+ * (row, head)s over 3,900 keys take 35.9 us by one launch, 256 take 137 and 55). */
+static bool tree_far_wins(const struct attn_call *c)
+{
+    return units_of(c, ATTN_NODE) > (far_groups(c->n, c->n_head / c->n_kv) > 1 ? 5 : PATHS_KEYS / ATTN_NODE);
+}
+
+bool attn_plan_tree_far(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
+{
+    return !c->window && plan_far(dev, c, tree_far_wins(c), p) && p->turn == p->groups && !p->leaves;
+}
+
 bool attn_plan_tree(const struct cuda_device *dev, const struct attn_device *attn, const struct attn_call *c,
                     struct attn_plan *p)
 {
     int32_t slots;
     memset(p, 0, sizeof *p);
     if (c->window || !places_slots(attn, c, PATHS_KEYS, &slots) || !takes(ATTN_PLACES, dev, c)) return false;
+    if (cuda_attention_tuning.far != 2 && tree_far_wins(c) && attn_plan_tree_far(dev, c, p)) return false;
     if (!fill_places(dev, c, slots, attn->paths[attn_size_index(c->d)], attn_paths_bytes(c->d, c->n),
                      ATTN_PATHS_BYTES, p))
         return false;
     p->fold = folds(c, p);
     return true;
-}
-
-bool attn_plan_tree_far(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
-{
-    /* Not run on a device yet: when a test asks for it alone. */
-    return cuda_attention_tuning.far == 2 && !c->window && plan_far(dev, c, p) && p->turn == p->groups &&
-           !p->leaves;
 }
 
 struct attn_plan attn_plan_of(const struct cuda_device *dev, const struct attn_device *attn,
