@@ -10,13 +10,13 @@ struct cuda_attention_tuning cuda_attention_tuning;
 #define BUDGET (256u << 20) /* bytes of partial results of nodes beyond which tiles are launched in turns */
 #define PLACES_KEYS 2048    /* keys that attn_places is for, */
 #define PATHS_KEYS 4096     /* and over rows of a tree: a node a class, of which add_strip has the order */
-#define LEAF_BUDGET (32u << 20)  /* of leaves beyond which nodes are taken */
-#define CODES_BUDGET (64u << 20) /* of nodes of quantised caches beyond which tiles are launched in turns */
-#define LEAF_NODES 32            /* nodes up to which partial results may be those of leaves */
-#define FOLD_ROWS 16             /* rows up to which forms with a merge, or clusters, do rope_store's work */
-#define ALONE_ROWS 128           /* rows up to which a block may attend alone, */
-#define ALONE_FOLD_ROWS 80       /* and up to which it does rope_store's work */
-#define WAITING_WARPS 8          /* of a block of the kernels whose blocks wait for each other */
+#define LEAF_BUDGET (32u << 20)   /* of leaves beyond which nodes are taken */
+#define CODES_BUDGET (160u << 20) /* of nodes of quantised caches, then in turns too */
+#define LEAF_NODES 32             /* nodes up to which partial results may be those of leaves */
+#define FOLD_ROWS 16              /* rows up to which forms with a merge, or clusters, do rope_store's work */
+#define ALONE_ROWS 128            /* rows up to which a block may attend alone, */
+#define ALONE_FOLD_ROWS 80        /* and up to which it does rope_store's work */
+#define WAITING_WARPS 8           /* of a block of the kernels whose blocks wait for each other */
 #define SLOTS 2 /* of attn_step's ring with one tile or two: 3 and 5 were measured to be slower */
 
 /* ---- which form takes what ---- */
@@ -399,7 +399,7 @@ static bool far_wins(const struct attn_call *c)
     if (tiles == 1) return c->d == 128 && c->n * (c->n_head / c->n_kv) > ATTN_STREAM_ROWS && nodes > 40;
     return nodes > (tiles < 4 ? 6 : 4);
 }
-/* Nodes spread over the chip, by products of four warps, where `wins` or a test asks for it (tuning.far = 2). */
+/* Nodes spread over the chip, by products of four warps: where `wins`, or a test says (tuning.far = 2). */
 static bool plan_far(const struct cuda_device *dev, const struct attn_call *c, bool wins, struct attn_plan *p)
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
@@ -501,6 +501,13 @@ int32_t attn_codes_turn(int32_t n, int32_t n_rep, int32_t n_kv, int32_t d, int32
     return turn;
 }
 
+/* Of n groups of which `most` have room: a turn's, where all turns are alike and as few as that. */
+static int32_t alike(int32_t n, int32_t most)
+{
+    const int32_t turns = most > 0 ? (n + most - 1) / most : 0;
+    return turns ? (n + turns - 1) / turns : 0;
+}
+
 static bool plan_codes(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
 {
     const int32_t tiles = codes_tiles(c->n, c->n_head / c->n_kv, c->d);
@@ -513,7 +520,7 @@ static bool plan_codes(const struct cuda_device *dev, const struct attn_call *c,
     p->groups = (call_tiles(c) + tiles - 1) / tiles;
     p->slots = p->blocks = attn_codes_nodes(c->held, c->n, c->window, c->causal, c->bound);
     const size_t room = c->scratch_bytes / codes_group_bytes(c->d, c->n_kv, tiles, p->slots);
-    p->turn = room < (size_t)p->groups ? (int32_t)room : p->groups;
+    p->turn = room < (size_t)p->groups ? alike(p->groups, (int32_t)room) : p->groups;
     /* Blocks that stand at once take nodes in turn where that saves half of making queries: codes.cuh's
      * RESIDENT. */
     const int32_t all = dev->sm_count * (c->d <= 128 && tiles == 1 ? 3 : 2),
@@ -573,8 +580,8 @@ static bool plan_group(const struct cuda_device *dev, const struct attn_call *c,
     return true;
 }
 
-/* What all rows of a tree see, by attn_far: over more keys than one launch takes, with several groups sooner (64
- * (row, head)s over 3,900 keys take 35.9 us by one launch, 256 take 137 and 55). */
+/* What all rows of a tree see, by attn_far: over more keys than one launch takes, with several groups sooner
+ * (64 (row, head)s over 3,900 keys take 35.9 us by one launch, 256 take 137 and 55). */
 static bool tree_far_wins(const struct attn_call *c)
 {
     return units_of(c, ATTN_NODE) > (far_groups(c->n, c->n_head / c->n_kv) > 1 ? 5 : PATHS_KEYS / ATTN_NODE);
