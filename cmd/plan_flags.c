@@ -107,14 +107,16 @@ static void guess_missing(struct plan_flags *f, const struct session *s, const i
     }
 }
 
-/* The parts of a cycle: measured at the first stream, unless a file has their times, and recorded at each. */
+/* The parts of a cycle, unless a file has their times: measured at the first stream of each bucket of contexts,
+ * for a plain step behind 4,000 positions costs more than one behind 200; and recorded at each. */
 static int measure(struct plan_flags *f, struct session *s, const struct kn_sampler *sampler,
                    const int32_t *counts, int32_t n, struct err *e)
 {
     const int32_t block = session_block(s);
     int32_t order[SESSION_MAX_ROWS + 1], k = 0;
     struct session_times t;
-    if (f->timed && (f->lazy || !s->op->replay)) return 0;
+    const bool known = f->timed && (f->times_path || plan_times_measured(&f->times, 1, s->n_past));
+    if (known && (f->lazy || !s->op->replay)) return 0;
     /* The time may not suffice for all: a block's first. */
     if (block > 1) order[k++] = block;
     for (int32_t i = 0; i < n; i++)
@@ -127,7 +129,7 @@ static int measure(struct plan_flags *f, struct session *s, const struct kn_samp
         .sampler = *sampler, .rows = order, .n = k, .reach = s->o.ctx, .budget_s = TIMED_S};
     if (session_time(s, &o, &t, e)) return -1;
     f->timed_s = t.spent_s;
-    if (f->timed || t.plain_s == 0) return 0;
+    if (known || t.plain_s == 0) return 0;
     f->timed = true;
     guess_missing(f, s, counts, n, &t);
     if (t.wait_s > 0) f->times.overhead_s = t.wait_s;
@@ -168,6 +170,16 @@ static json_t *by_rows(const int64_t *cycles)
     json_t *j = json_array();
     for (int32_t r = 0; r <= PLAN_TIMES_ROWS; r++)
         if (cycles[r]) json_array_append_new(j, json_pack("[i,I]", r, (json_int_t)cycles[r]));
+    return j;
+}
+
+/* The smallest context of each bucket that has times. */
+static json_t *contexts(const struct plan_times *t)
+{
+    json_t *j = json_array();
+    for (int32_t b = 0; b < PLAN_TIMES_BUCKETS; b++)
+        if (plan_times_measured(t, 1, plan_times_context(b)))
+            json_array_append_new(j, json_integer(plan_times_context(b)));
     return j;
 }
 
@@ -225,6 +237,7 @@ json_t *plan_flags_json(const struct plan_flags *f)
     json_object_set_new(j, "plain_tokens_per_s", json_finite(planner_auto_plain_rate(&f->a)));
     json_object_set_new(j, "times_s", json_finite(f->timed_s));
     json_object_set_new(j, "times_guessed", json_integer(f->guessed));
+    json_object_set_new(j, "times_contexts", contexts(&f->times));
     json_object_set_new(j, "why", json_string(planner_auto_why(&f->a, why, sizeof why)));
     return j;
 }

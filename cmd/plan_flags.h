@@ -18,7 +18,7 @@ struct plan_flags {
     int32_t tree_most;       /* proposals of a tree at most; 0: chains alone */
     bool tree_fixed;         /* --tree N: so many every cycle */
     bool seeded;             /* --tree-seed chain */
-    struct plan_times times; /* of the file; else measured at the first stream */
+    struct plan_times times; /* of the file; else measured at the first stream of each bucket */
     struct calibration calibration;
     bool timed;             /* times are there */
     bool lazy;              /* a stream that finds times there records what it runs when it runs it */

@@ -403,13 +403,12 @@ void job_end(struct job *j, struct server *sv)
 
 static int decode_begin(struct job *j, struct server *sv, struct err *e)
 {
+    struct plan_flags *all = &sv->set->plan; /* what one measures is known to all who come */
     j->prompt_s = cli_seconds() - j->read_at;
     if (!j->r.n) return 0;
+    j->plan.times = all->times, j->plan.timed = all->timed, j->plan.lazy = all->lazy;
     if (j->r.n > 1 && plan_flags_open(&j->plan, j->s, sv->set->lookup.only, &j->sampler, e)) return -1;
-    if (j->plan.timed && !sv->set->plan.timed) { /* measured now, and known to all who come */
-        sv->set->plan.times = j->plan.times;
-        sv->set->plan.timed = sv->set->plan.lazy = true;
-    }
+    all->times = j->plan.times, all->timed = j->plan.timed, all->lazy |= j->plan.timed;
     if (j->plan.planner.next) j->o.planner = &j->plan.planner;
     j->text.position = j->s->n_past;
     return spec_begin(&j->run, j->s, &j->o, &j->st, e);

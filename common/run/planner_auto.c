@@ -12,7 +12,7 @@
 #define REGRET_SAVED 0.05  /* and of what the account has saved, on top */
 #define OPTIMISM 0.55      /* deviations of what is believed of a drafter: what is unknown is worth a try */
 #define FADE (1. / 32)     /* of the rate that was had, a cycle */
-#define ALLOWED 10.0       /* the account of drafting */
+#define ALLOWED 11.0       /* the account of drafting */
 #define LOOK_ALLOWED 2.0   /* of look-ups */
 #define SAVED 40.0         /* gains that either counts at most */
 #define FORGET 2048.       /* tokens after which 1 - 1/e of a loss is forgotten */

@@ -10,13 +10,13 @@ struct cuda_attention_tuning cuda_attention_tuning;
 #define BUDGET (256u << 20) /* bytes of partial results of nodes beyond which tiles are launched in turns */
 #define PLACES_KEYS 2048    /* keys that attn_places is for, */
 #define PATHS_KEYS 4096     /* and over rows of a tree: a node a class, of which add_strip has the order */
-#define LEAF_BUDGET (32u << 20)  /* of leaves beyond which nodes are taken */
-#define CODES_BUDGET (64u << 20) /* of nodes of quantised caches beyond which tiles are launched in turns */
-#define LEAF_NODES 32            /* nodes up to which partial results may be those of leaves */
-#define FOLD_ROWS 16             /* rows up to which forms with a merge, or clusters, do rope_store's work */
-#define ALONE_ROWS 128           /* rows up to which a block may attend alone, */
-#define ALONE_FOLD_ROWS 80       /* and up to which it does rope_store's work */
-#define WAITING_WARPS 8          /* of a block of the kernels whose blocks wait for each other */
+#define LEAF_BUDGET (32u << 20)   /* of leaves beyond which nodes are taken */
+#define CODES_BUDGET (160u << 20) /* of nodes of quantised caches, then in turns too */
+#define LEAF_NODES 32             /* nodes up to which partial results may be those of leaves */
+#define FOLD_ROWS 16              /* rows up to which forms with a merge, or clusters, do rope_store's work */
+#define ALONE_ROWS 128            /* rows up to which a block may attend alone, */
+#define ALONE_FOLD_ROWS 80        /* and up to which it does rope_store's work */
+#define WAITING_WARPS 8           /* of a block of the kernels whose blocks wait for each other */
 #define SLOTS 2 /* of attn_step's ring with one tile or two: 3 and 5 were measured to be slower */
 
 /* ---- which form takes what ---- */
@@ -393,22 +393,20 @@ static int32_t far_blocks(const struct cuda_device *dev, const struct attn_call 
 }
 /* Are there keys enough for so many tiles? One tile has a form of its own that is as fast, but for more than
  * ATTN_STREAM_ROWS of heads of 128 over very many. */
-static bool far_wins(const struct attn_call *c, int32_t nodes)
+static bool far_wins(const struct attn_call *c)
 {
-    const int32_t tiles = call_tiles(c);
+    const int32_t tiles = call_tiles(c), nodes = units_of(c, ATTN_NODE);
     if (tiles == 1) return c->d == 128 && c->n * (c->n_head / c->n_kv) > ATTN_STREAM_ROWS && nodes > 40;
     return nodes > (tiles < 4 ? 6 : 4);
 }
-/* Nodes spread over the chip, by products of four warps. Where a launch would have an odd number of groups,
- * its last block's second group is missing: that has not run on a device since it was mended (far.cu), so it
- * is taken when a test asks for it alone (tuning.far = 2). */
-static bool plan_far(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
+/* Nodes spread over the chip, by products of four warps: where `wins`, or a test says (tuning.far = 2). */
+static bool plan_far(const struct cuda_device *dev, const struct attn_call *c, bool wins, struct attn_plan *p)
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
     const bool cut = t->tiles || t->unit || t->slots || t->spread; /* as only attn_step can be */
     const int32_t nodes = units_of(c, ATTN_NODE), groups = far_groups(c->n, c->n_head / c->n_kv);
     if (t->far == 1 || !c->maps || !takes(ATTN_FAR, dev, c) || ATTN_FAR_BYTES > dev->smem_block ||
-        (t->far != 2 && (cut || !far_wins(c, nodes))))
+        (t->far != 2 && (cut || !wins)))
         return false;
     const int32_t slots = t->unit == 1 ? units_of(c, attn_leaf(c->d)) : nodes;
     const size_t group = record_bytes(c->d) * (size_t)c->n_kv * FAR_TILES * (size_t)slots;
@@ -419,7 +417,7 @@ static bool plan_far(const struct cuda_device *dev, const struct attn_call *c, s
     p->groups = groups, p->turn = room < groups ? (int32_t)room : groups;
     p->leaves = t->unit == 1, p->slots = slots;
     p->blocks = far_blocks(dev, c, (p->turn + 1) / 2);
-    return p->turn > 0 && (t->far == 2 || groups == 1 || (groups % 2 == 0 && p->turn == groups));
+    return p->turn > 0;
 }
 
 /* Does a block a tile win: over attn_places where that could be, else over attn_step; of more than ATTN_FEW
@@ -503,6 +501,13 @@ int32_t attn_codes_turn(int32_t n, int32_t n_rep, int32_t n_kv, int32_t d, int32
     return turn;
 }
 
+/* Of n groups of which `most` have room: a turn's, where all turns are alike and as few as that. */
+static int32_t alike(int32_t n, int32_t most)
+{
+    const int32_t turns = most > 0 ? (n + most - 1) / most : 0;
+    return turns ? (n + turns - 1) / turns : 0;
+}
+
 static bool plan_codes(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
 {
     const int32_t tiles = codes_tiles(c->n, c->n_head / c->n_kv, c->d);
@@ -515,7 +520,7 @@ static bool plan_codes(const struct cuda_device *dev, const struct attn_call *c,
     p->groups = (call_tiles(c) + tiles - 1) / tiles;
     p->slots = p->blocks = attn_codes_nodes(c->held, c->n, c->window, c->causal, c->bound);
     const size_t room = c->scratch_bytes / codes_group_bytes(c->d, c->n_kv, tiles, p->slots);
-    p->turn = room < (size_t)p->groups ? (int32_t)room : p->groups;
+    p->turn = room < (size_t)p->groups ? alike(p->groups, (int32_t)room) : p->groups;
     /* Blocks that stand at once take nodes in turn where that saves half of making queries: codes.cuh's
      * RESIDENT. */
     const int32_t all = dev->sm_count * (c->d <= 128 && tiles == 1 ? 3 : 2),
@@ -529,9 +534,9 @@ static void plan_few(const struct cuda_device *dev, const struct attn_device *at
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
     if (plan_codes(dev, c, p)) return;
-    if (t->far == 2 && plan_far(dev, c, p)) return;
+    if (t->far == 2 && plan_far(dev, c, true, p)) return;
     const bool places = plan_places(dev, attn, c, p);
-    if (!places && plan_far(dev, c, p)) return;
+    if (!places && plan_far(dev, c, far_wins(c), p)) return;
     if (!places && !plan_step(dev, c, p)) {
         memset(p, 0, sizeof *p);
         p->form = ATTN_ANY;
@@ -575,24 +580,30 @@ static bool plan_group(const struct cuda_device *dev, const struct attn_call *c,
     return true;
 }
 
+/* What all rows of a tree see, by attn_far: over more keys than one launch takes, with several groups sooner
+ * (64 (row, head)s over 3,900 keys take 35.9 us by one launch, 256 take 137 and 55). */
+static bool tree_far_wins(const struct attn_call *c)
+{
+    return units_of(c, ATTN_NODE) > (far_groups(c->n, c->n_head / c->n_kv) > 1 ? 5 : PATHS_KEYS / ATTN_NODE);
+}
+
+bool attn_plan_tree_far(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
+{
+    return !c->window && plan_far(dev, c, tree_far_wins(c), p) && p->turn == p->groups && !p->leaves;
+}
+
 bool attn_plan_tree(const struct cuda_device *dev, const struct attn_device *attn, const struct attn_call *c,
                     struct attn_plan *p)
 {
     int32_t slots;
     memset(p, 0, sizeof *p);
     if (c->window || !places_slots(attn, c, PATHS_KEYS, &slots) || !takes(ATTN_PLACES, dev, c)) return false;
+    if (cuda_attention_tuning.far != 2 && tree_far_wins(c) && attn_plan_tree_far(dev, c, p)) return false;
     if (!fill_places(dev, c, slots, attn->paths[attn_size_index(c->d)], attn_paths_bytes(c->d, c->n),
                      ATTN_PATHS_BYTES, p))
         return false;
     p->fold = folds(c, p);
     return true;
-}
-
-bool attn_plan_tree_far(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
-{
-    /* Not run on a device yet: when a test asks for it alone. */
-    return cuda_attention_tuning.far == 2 && !c->window && plan_far(dev, c, p) && p->turn == p->groups &&
-           !p->leaves;
 }
 
 struct attn_plan attn_plan_of(const struct cuda_device *dev, const struct attn_device *attn,

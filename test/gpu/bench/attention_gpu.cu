@@ -247,6 +247,9 @@ int main(int argc, char **argv)
                     cuda_attention_tuning.places = 1;
                     if (ctx < 4000) line(t, "two launches");
                     cuda_attention_tuning.places = 0;
+                    cuda_attention_tuning.far = 2;
+                    if (ctx > 3000) line(t, "far");
+                    cuda_attention_tuning.far = 0;
                     drop(t);
                 }
         return 0;
@@ -272,7 +275,7 @@ int main(int argc, char **argv)
                                             {32, 8, 128, 0, KN_TQ3_0}};
         for (const auto &sh : fars)
             for (int ctx : {4096, 8192, 16384, 40000, 65536})
-                for (int n : {1, 2, 4, 8, 16, 32, 64}) {
+                for (int n : {1, 2, 4, 8, 16, 32, 40, 48, 64}) {
                     struct data t = make(sh, ctx, n);
                     line(t, "");
                     for (int far = 1; far < 3 && n > 1 && sh.type == KN_F16; far++) {

@@ -194,7 +194,7 @@ static void check_attention_case(const struct attention_case *c, bool bound, boo
     const bool nan = bound && c->k == c->v && (c->v == KN_F16 || c->v == KN_BF16);
     if (nan) memset(tv + (size_t)(c->n - 1) * bv, 0xff, bv);
     make_tree(&t, c->n, c->deep, c->most, c->base, 9);
-    cuda_attention_tuning.far = bound ? 2 : 0; /* attn_far for what all rows see, and not */
+    cuda_attention_tuning.far = bound ? 2 : 1; /* attn_far for what all rows see, and not */
     must(gpu, "reserve", op->reserve(gpu, c->n, (int64_t)row, 0, c->n_head, c->d));
     must(gpu, "reserve_kv", op->reserve_kv(gpu, c->n, c->n_head, &kv, c->window));
     kv.k = put(gpu, hk, bk * (size_t)c->cap), kv.v = put(gpu, hv, bv * (size_t)c->cap);
