@@ -116,7 +116,7 @@ static void test_from_the_first_token(void **state)
                 world_run(&w, &p, lengths[n], &r, check_choice);
                 const double lost = r.s / machines[i].plain_s - lengths[n];
                 /* A cycle that was started ahead may come on top. */
-                if (!(lost < 13.5 + 0.018 * lengths[n]))
+                if (!(lost < 12.5 + 0.018 * lengths[n]))
                     fail_msg("%s, %s: %.1f tokens lost of %d", machines[i].name, wrong[k].name, lost,
                              lengths[n]);
             }
@@ -183,7 +183,7 @@ static void test_stated(void **state)
         double rate;
         double bar[MACHINES]; /* of the best fixed width */
     } t[] = {
-        /* 35B-A3B at .75: a walk of twelve tokens has a floor, docs/design/plans.md. */
+        /* 35B-A3B at .75: a walk of eleven tokens has a floor, docs/design/plans.md. */
         {.5, {.97, .97, 0, 0}},      {.7, {.97, .97, 0, .97}},    {.75, {.97, .97, .94, .97}},
         {.8, {.97, .97, .97, .97}},  {.85, {.97, .97, .97, .97}}, {.9, {.97, .97, .96, .97}},
         {.95, {.97, .97, .97, .97}},
