@@ -107,8 +107,8 @@ static void guess_missing(struct plan_flags *f, const struct session *s, const i
     }
 }
 
-/* The parts of a cycle, unless a file has their times: measured at the first stream of each bucket of contexts,
- * for a plain step behind 4,000 positions costs more than one behind 200; and recorded at each. */
+/* The parts of a cycle, unless a file has their times: measured at the first stream of each bucket of
+ * contexts, for a plain step behind 4,000 positions costs more than one behind 200; and recorded at each. */
 static int measure(struct plan_flags *f, struct session *s, const struct kn_sampler *sampler,
                    const int32_t *counts, int32_t n, struct err *e)
 {
