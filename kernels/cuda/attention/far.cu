@@ -14,13 +14,15 @@
  * Nodes are dealt in turn, so that all blocks move along the context side by side.
  *
  * Same bits as attn_step: leaves, nodes, masks and sums are those of attention.cuh, scores and results chains
- * of the same products in the same order. rope_store is a launch before; boxes of old keys are asked for
- * before it has ended. Partial results go to memory, attn_merge adds them. */
+ * of the same products in the same order. rope_store is a launch before, and boxes of old keys are asked for
+ * before it has ended; or its work is done here (a.fold): queries by who multiplies them, new keys and values
+ * by who has the node that they are in, who writes them to the ring and then asks for their boxes. Partial
+ * results go to memory, attn_merge adds them. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #pragma nv_diag_suppress 177 /* nothing of this is for such a device */
 #endif
 #define mma attention_mma /* as four.cuh */
-#include "few.cuh"
+#include "heads.cuh"
 #undef mma
 #include "four.cuh"
 
@@ -39,8 +41,8 @@ enum {
     STAGES = 10,            /* of the ring at most */
     AT_UNITS = PLACES * PART,
     AT_BAD = AT_UNITS + 4 * GROUPS * TILES * TILE,
-    AT_BARS = AT_BAD + 16 * GROUPS,
-    BYTES = AT_BARS + 16 * STAGES + 1024 /* to stand at a multiple of 1,024 */
+    AT_BARS = AT_BAD + 16 * GROUPS,                   /* of the ring; of new rows */
+    BYTES = AT_BARS + 16 * STAGES + 8 * GROUPS + 1024 /* to stand at a multiple of 1,024 */
 };
 static_assert(BYTES == ATTN_FAR_BYTES, "shared memory as attention_plan.h has it");
 
@@ -111,18 +113,25 @@ struct place {
 };
 
 /* One thread: keys and values, leaf by leaf; keys of the next leaf before values of this one, where they are
- * wanted in that order (AHEAD). What the pass before has not written yet waits for it. */
+ * wanted in that order (AHEAD). What the pass before has not written yet waits for it; what is made here, for
+ * that (made). */
 template <int D>
 DEV void ask(const attn &a, const chain_map *mk, const chain_map *mv, const struct work &o,
              const struct span &seen, const struct units &u, int pos0, uint32_t ring, uint64_t *full,
-             uint64_t *empty, uint32_t stages)
+             uint64_t *empty, uint64_t *made, uint32_t stages)
 {
     struct place p = {0, 1};
-    bool waited = !a.early;
+    bool waited = !a.early && !a.fold;
     /* What no other block reads leaves the L2 cache before partial results do. */
     const uint64_t policy = a.n_tiles <= 2 * TILES ? WEIGHTS_POLICY : BOX_KEPT;
     const auto bring = [&](const chain_map *map, int leaf) {
-        if (!waited && (leaf + 1) * LEAF > pos0) cuda_grid_wait(), waited = true;
+        if (!waited && (leaf + 1) * LEAF > pos0) {
+            if (a.fold)
+                bar_wait(made, 0);
+            else
+                cuda_grid_wait();
+            waited = true;
+        }
         const int slot = KV_SLOT(a.where, leaf * LEAF);
 #pragma unroll
         for (int col = 0; col < D; col += 128) {
@@ -151,6 +160,16 @@ DEV void ask(const attn &a, const chain_map *mk, const chain_map *mv, const stru
     }
 }
 
+/* The exponent that a query is scaled by, of the bits of its largest number: top < 2^e. */
+DEV int exponent_of(uint32_t top)
+{
+    const int e = (int)(top >> 23) - 126;
+    return top >= 0x7f800000 || e < -100 ? 0 : e > 126 ? 126 : e;
+}
+DEV float unit_of(const attn &a, int e)
+{
+    return __fmul_rn(__fmul_rn(a.scale, 0x1.715476p+0f), __int_as_float((127 + e) << 23));
+}
 /* A warp's tile of queries as a quarter of the group's, turned; scaled as query_rows does. units: their 16.
  */
 template <int D, bool BF16> DEV void queries(const attn &a, uint8_t *to, float *units, int tile, int kv_head)
@@ -182,8 +201,7 @@ template <int D, bool BF16> DEV void queries(const attn &a, uint8_t *to, float *
 #pragma unroll
         for (int i = 0; i < N; i++) {
             const int r = row64 + k + i;
-            int e = (int)(top[i] >> 23) - 126; /* top < 2^e */
-            e = top[i] >= 0x7f800000 || e < -100 ? 0 : e > 126 ? 126 : e;
+            const int e = exponent_of(top[i]);
             const float down = __int_as_float((127 - e) << 23);
             uint8_t *row = to + r * 128 + ((lane % 16 / 2 ^ r) % 8 * 16);
 #pragma unroll
@@ -194,10 +212,73 @@ template <int D, bool BF16> DEV void queries(const attn &a, uint8_t *to, float *
                 *(uint2 *)(row + j * PART) = make_uint2(p[0], q[0]);
                 *(uint2 *)(row + j * PART + shape<D>::LOW) = make_uint2(p[1], q[1]);
             }
-            if (lane == 0)
-                units[k + i] = __fmul_rn(__fmul_rn(a.scale, 0x1.715476p+0f), __int_as_float((127 + e) << 23));
+            if (lane == 0) units[k + i] = unit_of(a, e);
         }
     }
+}
+
+/* The same of queries as the projections left them: normed and rotated first. */
+template <int D, bool BF16>
+DEV void new_queries(const attn &a, uint8_t *to, float *units, int tile, int kv_head)
+{
+    constexpr int N = D == 128 ? 4 : 2, W = D / 32;
+    const int lane = threadIdx.x % 32, row64 = (int)threadIdx.x % 128 / 32 * TILE;
+    const float2 *const table = a.half ? (const float2 *)a.table : nullptr;
+#pragma unroll 1
+    for (int k = 0; k < TILE; k += N) {
+        struct head_of<D> h[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) { /* of rows that are not there: the last one's, which nobody keeps */
+            const int at = min(tile * TILE + k + i, a.n * a.n_rep - 1), row = row_of(a, at);
+            h[i].load(a, a.q + head_of_row(a, row, kv_head, at) * D, a.q_norm,
+                      table ? table + (int64_t)row * a.half : nullptr);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) h[i].turn(a, a.q_norm != nullptr, a.half);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int r = row64 + k + i;
+            float most = 0.0f; /* a NaN is no maximum */
+#pragma unroll
+            for (int j = 0; j < W; j++) most = fmaxf(most, fabsf(h[i].x[j]));
+            const int e = exponent_of(__reduce_max_sync(~0u, __float_as_uint(most)));
+            const float down = __int_as_float((127 - e) << 23);
+            uint8_t *row = to + r * 128 + lane % 8 * 2;
+#pragma unroll
+            for (int j = 0; j < W; j++) {
+                const float y = __fmul_rn(h[i].x[j], down);
+                const uint16_t high = to_half<BF16>(y);
+                uint16_t *at = (uint16_t *)(row + j / 2 * HALF + ((j % 2 * 4 + lane / 8) ^ r % 8) * 16);
+                *at = high;
+                at[shape<D>::LOW / 2] = to_half<BF16>(__fsub_rn(y, from_half<BF16>(high)));
+            }
+            if (lane == 0) units[k + i] = unit_of(a, e);
+        }
+    }
+}
+/* New keys and values to the ring: of positions that these tiles see, in units that this ring brings. By
+ * `warps` warps, of which I am w. */
+template <int D, bool BF16>
+DEV void new_rows(const attn &a, const struct work &o, const struct span &seen, const struct units &u,
+                  int pos0, int w, int warps)
+{
+    const int unit = a.leaves ? LEAF : NODE;
+    const int64_t stride = (int64_t)a.n_kv * D;
+#pragma unroll 1
+    for (int it = w; it < 2 * a.n; it += warps) {
+        const int j = it / 2, p = pos0 + j;
+        const bool value = it % 2;
+        const bool sees = p >= seen.lo && p < seen.hi; /* what none of these sees: the first */
+        if ((sees ? (p / unit - u.first) % o.ranks : 0) != o.rank) continue;
+        struct head_of<D> h;
+        h.load(a, (value ? a.new_v : a.new_k) + ((int64_t)j * a.n_kv + o.kv_head) * D,
+               value ? nullptr : a.k_norm,
+               value || !a.half ? nullptr : (const float2 *)a.table + (int64_t)j * a.half);
+        h.turn(a, value ? a.v_norm : a.k_norm != nullptr, !value && a.half);
+        h.template put<BF16>(KV_ROW(D, value ? a.v : a.k, KV_SLOT(a.where, p), stride, o.kv_head));
+    }
+    __threadfence();
+    asm volatile("fence.proxy.async;" ::: "memory"); /* boxes come behind */
 }
 
 DEV void meet(bool apart, int group)
@@ -380,9 +461,10 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
     using F = shape<D>;
     extern __shared__ unsigned char raw[];
     unsigned char *const base = raw + (1024 - (shared_at(raw) & 1023)) % 1024;
-    uint64_t *full = (uint64_t *)(base + AT_BARS), *empty = full + STAGES;
+    uint64_t *full = (uint64_t *)(base + AT_BARS), *empty = full + STAGES, *made = empty + STAGES;
     const bool apart = a.n_tiles <= TILES;
     if (threadIdx.x == 0) {
+        for (int i = 0; i < GROUPS; i++) bar_open(made + i, apart ? 4 : 4 * GROUPS);
         for (int i = 0; i < STAGES; i++) {
             bar_open(full + i, 1);
             bar_open(empty + i, apart ? 4 : 4 * GROUPS);
@@ -407,7 +489,7 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
     if (group == GROUPS) { /* a group of its own, for registers are given and taken by groups */
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         if (lane == 0 && w % 4 < (apart ? 2 : 1))
-            ask<D>(a, &mk, &mv, o, seen, u, pos0, ring, full, empty, stages);
+            ask<D>(a, &mk, &mv, o, seen, u, pos0, ring, full, empty, made + r, stages);
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
@@ -425,7 +507,14 @@ __global__ void __launch_bounds__(THREADS + 128, 1)
     float *const units_at = (float *)(base + AT_UNITS) + 16 * w;
     uint8_t *const q_at = base + (copies == 1 ? 0 : group * F::QUERIES);
     if (a.early) cuda_grid_wait();
-    queries<D, BF16>(a, q_at, units_at, tile, o.kv_head);
+    if (a.fold) {
+        if (o.ranks) new_rows<D, BF16>(a, o, seen, u, pos0, apart ? w % 4 : w, apart ? 4 : 4 * GROUPS);
+        __syncwarp();
+        if (lane == 0) bar_arrive(made + r);
+        new_queries<D, BF16>(a, q_at, units_at, tile, o.kv_head);
+    } else {
+        queries<D, BF16>(a, q_at, units_at, tile, o.kv_head);
+    }
     shared_fence();
     asm volatile("bar.sync %0, 128;" ::"r"(3 + group) : "memory");
     const float unit[2] = {units_at[g], units_at[g + 8]};
