@@ -70,6 +70,7 @@ echo >>got
 head -n "$(wc -l <got)" want | cmp - got
 
 # Ctrl-C ends an answer, which stays in the chat
+: >got # of before, which a child that is late has not emptied yet
 env --default-signal=INT setsid dflash chat -m q.gguf $C --state cut --ignore-eos -n 20000 Hi >got 2>err &
 pid=$!
 for ((i = 0; i < 3000; i++)); do
@@ -87,6 +88,7 @@ dflash chat -q -m q.gguf $C --state cut -n 3 more >out
 mkfifo words
 sed -i 's/"hidden_size":64,"intermediate_size":64,"num_hidden_layers":1/"hidden_size":256,"intermediate_size":1024,"num_hidden_layers":12/' qwen/config.json
 dflash-convert -q qwen --random 1 -o slow.gguf
+: >got
 env --default-signal=INT setsid dflash chat -m slow.gguf $C --state both --ignore-eos -n 1500 -v <words >got 2>err &
 pid=$!
 exec 9>words
