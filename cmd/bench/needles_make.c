@@ -18,7 +18,6 @@ enum {
 };
 enum { UNIT = 6, UNITS = 12, GROUP = NEEDLE_GROUP, MOST_UNITS = (NEEDLE_MOST / GROUP + 1) * UNITS };
 enum { BLOCK = 128, SINK = 2, WINDOW = 4 };
-enum { BESIDE = 7 };                            /* records on either side of what is written again */
 enum { ALONE = 4 };                             /* groups, each with a question or a copy */
 enum { DECOY_POINTERS = 12, DECOY_WRITES = 8 }; /* of 100 records that are nobody's evidence */
 
@@ -123,24 +122,6 @@ static void write_again(struct maker *m, int32_t unit, int32_t root)
     memcpy(m->unit[unit].key, m->unit[root].key, sizeof m->unit[unit].key);
 }
 
-static bool has_key(const struct maker *m, int32_t first, int32_t second)
-{
-    for (int32_t i = 0; i < m->n; i++)
-        if (m->unit[i].key[0] == first && m->unit[i].key[1] == second) return true;
-    return false;
-}
-
-/* The same for evidence: its section is opened again, so that what stands beside it has its key's first half
- * too. A record alone in a block of another section is not what means of blocks can tell (docs/sparse.md). */
-static void reopen(struct maker *m, int32_t unit, int32_t root)
-{
-    write_again(m, unit, root);
-    for (int32_t i = unit - BESIDE; i <= unit + BESIDE; i++) {
-        if (i < 0 || i >= m->n || m->unit[i].span || m->unit[i].used) continue;
-        if (!has_key(m, m->unit[root].key[0], m->unit[i].key[1])) m->unit[i].key[0] = m->unit[root].key[0];
-    }
-}
-
 static void point(struct maker *m, int32_t unit, int32_t to)
 {
     m->unit[unit].value[0] = m->unit[to].key[0], m->unit[unit].value[1] = m->unit[to].key[1];
@@ -207,10 +188,10 @@ static void ask_last(struct maker *m, int32_t number)
     for (int32_t i = 0; i < ALONE; i++) {
         const int32_t depth = next_depth(m, number, ALONE), writes = 2 + (int32_t)draw(m, 3);
         const int32_t last = place(m, depth, i + number, 8), root = some_unit(m, 0, last);
-        if (root >= 0) reopen(m, last, root);
+        if (root >= 0) write_again(m, last, root);
         for (int32_t w = 2; w < writes && root >= 0; w++) {
             const int32_t u = some_unit(m, root + 1, last);
-            if (u >= 0) reopen(m, u, root);
+            if (u >= 0) write_again(m, u, root);
         }
         fill_records(m, UNITS - 1);
         ask(m, last, false);
@@ -228,7 +209,7 @@ static void ask_values(struct maker *m, int32_t number)
         for (int w = 1; w < 4; w++) u[w] = some_unit(m, 0, m->n);
         for (int w = 1; w < 4; w++) root = u[w] < u[root] ? w : root;
         for (int w = 0; w < 4; w++)
-            if (w != root) reopen(m, u[w], u[root]);
+            if (w != root) write_again(m, u[w], u[root]);
         struct needle_answer *a = add_answer(m, at + 2, 1);
         a->several = true;
         for (int w = 0; w < 4; w++) a->one_of[w] = m->unit[u[w]].value[0];
