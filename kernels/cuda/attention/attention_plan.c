@@ -595,10 +595,11 @@ bool attn_plan_tree_far(const struct cuda_device *dev, const struct attn_call *c
 bool attn_plan_tree(const struct cuda_device *dev, const struct attn_device *attn, const struct attn_call *c,
                     struct attn_plan *p)
 {
+    struct attn_plan far;
     int32_t slots;
     memset(p, 0, sizeof *p);
     if (c->window || !places_slots(attn, c, PATHS_KEYS, &slots) || !takes(ATTN_PLACES, dev, c)) return false;
-    if (cuda_attention_tuning.far != 2 && tree_far_wins(c) && attn_plan_tree_far(dev, c, p)) return false;
+    if (cuda_attention_tuning.far != 2 && tree_far_wins(c) && attn_plan_tree_far(dev, c, &far)) return false;
     if (!fill_places(dev, c, slots, attn->paths[attn_size_index(c->d)], attn_paths_bytes(c->d, c->n),
                      ATTN_PATHS_BYTES, p))
         return false;
