@@ -135,25 +135,6 @@ template <uint32_t TYPE> struct grid_words {
     uint32_t order, less;       /* bytes as they are; -1 */
     unpack_words index;         /* of four steps */
 
-    /* The signs of lane `at`: word k of [4]. */
-    MM_HD_MEMBER void signs_of(uint32_t s[4], int at) const
-    {
-        if (!unit::even) {
-            const unpack_words w = load_16(st + 4 * y.sign + 16 * at);
-            UNPACK_UNROLL for (int k = 0; k < 4; k++) s[k] = w.w[k];
-            return;
-        }
-        uint32_t o[3];
-        const uint32_t p = load_4(st + 4 * y.sign + 384 + 4 * (at / 2));
-        UNPACK_UNROLL for (int k = 0; k < 3; k++) o[k] = load_4(st + 4 * y.sign + 128 * k + 4 * at);
-        s[0] = o[0] & 0x0fff0fff, s[1] = o[1] & 0x0fff0fff, s[2] = o[2] & 0x0fff0fff;
-        s[3] = (o[0] >> 12 & 0x000f000f) | (o[1] >> 8 & 0x00f000f0) | (o[2] >> 4 & 0x0f000f00);
-        UNPACK_UNROLL for (int k = 0; k < 4; k++)
-        {
-            const uint32_t w = s[k];
-            s[k] |= (w << 4 ^ w << 8 ^ w << 12 ^ p << 4 * (3 - k)) & 0xf000f000;
-        }
-    }
     MM_HD_MEMBER void open(const uint8_t *at, int lane, const uint8_t *page, const grid_slot &s,
                            uint32_t none)
     {
@@ -180,18 +161,18 @@ template <uint32_t TYPE> struct grid_words {
             sign[0] = load_4(st + 4 * y.scale + 4 * (lane / 4));
             sign[1] = load_4(st + 4 * y.scale + 4 * (lane / 4 + 8));
         } else {
-            signs_of(sign, lane);
+            unit::signs_of(st, lane, sign);
         }
         if (unit::four || unit::one) return;
         /* The other four values of the lane's points are signed in the other lane's words. */
         uint32_t other[4];
 #ifdef __CUDA_ARCH__
         if (!unit::even)
-            signs_of(other, lane ^ 1);
+            unit::signs_of(st, lane ^ 1, other);
         else
             UNPACK_UNROLL for (int k = 0; k < 4; k++) other[k] = grid_other(sign[k]);
 #else
-        signs_of(other, lane ^ 1);
+        unit::signs_of(st, lane ^ 1, other);
 #endif
         const uint32_t halves_of = odd ? 0x1054 : 0x5410, twice = 2u - (uint32_t)odd;
         UNPACK_UNROLL for (int k = 0; k < 8; k++) whole[k] =

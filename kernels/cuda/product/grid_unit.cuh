@@ -75,6 +75,26 @@ template <uint32_t TYPE> struct grid_unit {
     uint32_t high[3], sign[4], scale[2][2]; /* scale: of rows g and g + 8 */
     unpack_words index;                     /* of four steps */
 
+    /* Types with signs: those of a lane of the unit at st, word k of [4]. */
+    static MM_HD_MEMBER void signs_of(const uint8_t *st, int lane, uint32_t s[4])
+    {
+        constexpr grid_layout y = grid_layout_of(TYPE);
+        if (!even) {
+            const unpack_words w = load_16(st + 4 * y.sign + 16 * lane);
+            UNPACK_UNROLL for (int k = 0; k < 4; k++) s[k] = w.w[k];
+            return;
+        }
+        uint32_t o[3];
+        const uint32_t p = load_4(st + 4 * y.sign + 384 + 4 * (lane / 2));
+        UNPACK_UNROLL for (int k = 0; k < 3; k++) o[k] = load_4(st + 4 * y.sign + 128 * k + 4 * lane);
+        s[0] = o[0] & 0x0fff0fff, s[1] = o[1] & 0x0fff0fff, s[2] = o[2] & 0x0fff0fff;
+        s[3] = (o[0] >> 12 & 0x000f000f) | (o[1] >> 8 & 0x00f000f0) | (o[2] >> 4 & 0x0f000f00);
+        UNPACK_UNROLL for (int k = 0; k < 4; k++)
+        {
+            const uint32_t w = s[k];
+            s[k] |= (w << 4 ^ w << 8 ^ w << 12 ^ p << 4 * (3 - k)) & 0xf000f000;
+        }
+    }
     /* all: grid_all(), or a copy in shared memory. */
     MM_HD_MEMBER void open(const uint8_t *unit, int at, const uint16_t *all)
     {
@@ -83,23 +103,10 @@ template <uint32_t TYPE> struct grid_unit {
         const int g = lane / 4, own = four ? lane : lane / 2;
         UNPACK_UNROLL for (int k = 0; k < planes; k++) high[k] =
             load_4(st + 4 * y.high + (four ? 128 : 64) * k + 4 * own);
-        if (even) {
-            uint32_t o[3];
-            const uint32_t p = load_4(st + 4 * y.sign + 384 + 4 * (lane / 2));
-            UNPACK_UNROLL for (int k = 0; k < 3; k++) o[k] = load_4(st + 4 * y.sign + 128 * k + 4 * lane);
-            sign[0] = o[0] & 0x0fff0fff, sign[1] = o[1] & 0x0fff0fff, sign[2] = o[2] & 0x0fff0fff;
-            sign[3] = (o[0] >> 12 & 0x000f000f) | (o[1] >> 8 & 0x00f000f0) | (o[2] >> 4 & 0x0f000f00);
-            UNPACK_UNROLL for (int k = 0; k < 4; k++)
-            {
-                const uint32_t w = sign[k];
-                sign[k] |= (w << 4 ^ w << 8 ^ w << 12 ^ p << 4 * (3 - k)) & 0xf000f000;
-            }
-        } else if (TYPE == KN_IQ1_M) {
+        if (TYPE == KN_IQ1_M)
             sign[0] = load_4(st + 4 * y.sign + 4 * own);
-        } else if (!one) {
-            const unpack_words w = load_16(st + 4 * y.sign + 16 * lane);
-            UNPACK_UNROLL for (int k = 0; k < 4; k++) sign[k] = w.w[k];
-        }
+        else if (!one)
+            signs_of(st, lane, sign);
         UNPACK_UNROLL for (int hi = 0; hi < 2; hi++)
         {
             const unpack_words w = halves
