@@ -337,8 +337,14 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
     else if (s && (rc = cuda_rope_store((struct kn_backend *)be, s)))
         return rc;
     if (plan->turn < 1 && plan->form != ATTN_CLUSTERS && plan->form != ATTN_ANY) return no_room(be, a, p);
-    if (plan->form == ATTN_CODES) return attn_codes_launch(be, a, &p, plan);
-    p.early = p.known = reads_early(be, a, !p.fold);
+    p.early = p.known = plan->form != ATTN_CODES && reads_early(be, a, !p.fold);
+    if (plan->form == ATTN_CODES || plan->form == ATTN_FAR_CODES) {
+        prepares(be, a, plan, &p);
+        rc = attn_codes_launch(be, a, &p, plan);
+        if (p.fold) cuda_ring_written(be, p.k);
+        if (p.prepare && rc == 0) mm_prepared(be, p.out, p.gate, p.n, &p.then, p.act);
+        return rc;
+    }
     if (plan->form == ATTN_COLUMNS) {
         unsigned char *queries = (unsigned char *)be->attn_places + ATTN_PATHS_BYTES;
         if ((rc = attn_rows_launch(be, s, &p, queries))) return rc;
@@ -451,7 +457,8 @@ static int attend(struct cuda_backend *be, const struct kn_rope_store *s, const 
     c.held = kn_kv_positions(kv), c.bound = be->head.kv_bound, c.k_type = kv->type.k, c.v_type = kv->type.v;
     c.gated = a->gate != NULL, c.stores = s != NULL, c.sinks = a->sinks != NULL;
     c.folds = s && attn_can_fold(a->n, kv->head_dim, s->n_rot, s->interleaved);
-    c.maps = a->n > FEW ? attn_group_takes(be, &p) : a->n > 1 && attn_far_takes(be, &p);
+    c.maps = a->n > FEW ? attn_group_takes(be, &p)
+                        : a->n > 1 && (attn_far_takes(be, &p) || attn_far_codes_takes(be, kv));
     c.scratch_bytes = be->scratch_rows_bytes;
     c.whole = a->sparse != NULL;
     if (a->tree) return attend_tree(be, s, a, &c, p);

@@ -38,6 +38,8 @@ const struct attn_takes attn_table[ATTN_FORMS] = {
                       .halves = true,
                       .codes = true},
     [ATTN_GROUP] = {.name = "group", .heads = {128}, .from = ATTN_FEW + 1, .halves = true, .early = true},
+    [ATTN_FAR_CODES] =
+        {.name = "far codes", .heads = {128}, .from = 2, .to = ATTN_FEW, .codes = true, .early = true},
     [ATTN_CODES] =
         {.name = "codes", .heads = {64, 128, 256, 512}, .to = ATTN_FEW, .codes = true, .sinks = true},
 };
@@ -57,8 +59,9 @@ bool attn_form_takes(enum attn_form form, const struct cuda_device *dev, int32_t
     for (int i = 0; i < ATTN_SIZES && t->heads[i]; i++) head |= t->heads[i] == d;
     if (!head || n < t->from || (t->to && n > t->to) || (t->early && !cuda_device_early(dev))) return false;
     if (t->wide_types) return kn_kv_known(k_type) && kn_kv_known(v_type);
-    if (coded(k_type, v_type))
-        return t->codes && d % kn_kv_block(k_type) == 0 && d % kn_kv_block(v_type) == 0;
+    if (coded(k_type, v_type)) /* FAR_CODES: both of them */
+        return t->codes && (form != ATTN_FAR_CODES || (kn_kv_coded(k_type) && kn_kv_coded(v_type))) &&
+               d % kn_kv_block(k_type) == 0 && d % kn_kv_block(v_type) == 0;
     return t->halves && k_type == v_type && (k_type == KN_F16 || k_type == KN_BF16);
 }
 
@@ -507,9 +510,38 @@ static int32_t alike(int32_t n, int32_t most)
     const int32_t turns = most > 0 ? (n + most - 1) / most : 0;
     return turns ? (n + turns - 1) / turns : 0;
 }
+int32_t attn_far_codes_side(int32_t d, uint32_t type)
+{
+    const struct kv_layout *y = kv_layout_of(type);
+    return y ? 64 * (d * y->low / 8) : 0;
+}
+/* Taken when a test asks for it alone (tuning.far = 2): what it is now has not run on a device
+ * (docs/speed/attention.md). */
+static bool plan_far_codes(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
+{
+    const struct cuda_attention_tuning *t = &cuda_attention_tuning;
+    if (t->far != 2 || !c->maps || !takes(ATTN_FAR_CODES, dev, c)) return false;
+    const int32_t item = attn_far_codes_side(c->d, c->k_type) + attn_far_codes_side(c->d, c->v_type),
+                  stages = ((int32_t)dev->smem_block - ATTN_FAR_CODES_BYTES) / item,
+                  groups = far_groups(c->n, c->n_head / c->n_kv);
+    if (stages < 2) return false;
+    memset(p, 0, sizeof *p);
+    p->form = ATTN_FAR_CODES;
+    p->stages = stages < ATTN_FAR_CODES_MOST ? stages : ATTN_FAR_CODES_MOST;
+    p->tiles = FAR_TILES, p->warps = 16, p->resident = 1;
+    p->smem = (size_t)(ATTN_FAR_CODES_BYTES + p->stages * item);
+    p->groups = groups;
+    p->slots = attn_codes_nodes(c->held, c->n, c->window, c->causal, c->bound);
+    const size_t room = c->scratch_bytes / codes_group_bytes(c->d, c->n_kv, FAR_TILES, p->slots);
+    p->turn = alike(groups, room < (size_t)groups ? (int32_t)room : groups);
+    const int32_t pairs = (p->turn + 1) / 2;
+    p->blocks = far_blocks(dev, c, pairs);
+    return p->turn > 0 && p->slots / (p->blocks / (pairs * c->n_kv)) + 20 <= ATTN_FAR_CODES_NODES;
+}
 
 static bool plan_codes(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
 {
+    if (plan_far_codes(dev, c, p)) return true;
     const int32_t tiles = codes_tiles(c->n, c->n_head / c->n_kv, c->d);
     if (!takes(ATTN_CODES, dev, c)) return false;
     const size_t smem = attn_codes_bytes(c->d, tiles, c->k_type, c->v_type);
@@ -533,7 +565,10 @@ static void plan_few(const struct cuda_device *dev, const struct attn_device *at
                      struct attn_plan *p)
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
-    if (plan_codes(dev, c, p)) return;
+    if (plan_codes(dev, c, p)) {
+        p->fold = p->form == ATTN_FAR_CODES && folds(c, p);
+        return;
+    }
     if (t->far == 2 && plan_far(dev, c, true, p)) return;
     const bool places = plan_places(dev, attn, c, p);
     if (!places && plan_far(dev, c, far_wins(c), p)) return;
@@ -648,9 +683,11 @@ size_t attn_scratch(int32_t n, int32_t n_head, const struct kn_kv *kv, int32_t w
         const int32_t rows = n < ATTN_FEW ? n : ATTN_FEW, n_rep = n_head / kv->n_head_kv,
                       step = tree_step(n_rep), few = rows < step ? rows : step,
                       nodes = attn_codes_nodes(kn_kv_positions(kv), rows, window, false, 0);
+        const int32_t in_turn = tree_tiles(few, n_rep, d), at_once = tree_tiles(rows, n_rep, d),
+                      group = rows > 1 && d == attn_table[ATTN_FAR_CODES].heads[0] ? FAR_TILES : 1;
         const size_t tile = codes_group_bytes(d, kv->n_head_kv, 1, nodes),
-                     all = tile * (size_t)tree_tiles(rows, n_rep, d),
-                     least = tile * (size_t)tree_tiles(few, n_rep, d);
+                     all = tile * (size_t)((at_once + group - 1) / group * group),
+                     least = tile * (size_t)(in_turn > group ? in_turn : group);
         return all < CODES_BUDGET ? all : least > CODES_BUDGET ? least : CODES_BUDGET;
     }
     if (!attn_form_takes(ATTN_STEP, &any, d, 1, kv->type.k, kv->type.v)) return 0;

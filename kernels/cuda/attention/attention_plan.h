@@ -26,17 +26,19 @@ extern "C" {
 #define ATTN_MADE_BYTES (2 << 20)    /* of queries as attn_columns wants them */
 
 enum attn_form {
-    ATTN_ANY,      /* attention.cu: any type and head size, for completeness */
-    ATTN_STEP,     /* attention/step.cuh: partial results in memory, and a merge */
-    ATTN_STREAM,   /* attention/stream.cuh: the same of one tile, a leaf a warp, over long contexts */
-    ATTN_FAR,      /* attention/far.cu: several rows over long contexts, products of four warps */
-    ATTN_CLUSTERS, /* attn_step in clusters of blocks, one launch */
-    ATTN_PLACES,   /* attention/leaves.cuh: blocks that hand each other leaves, one launch */
-    ATTN_COLUMNS,  /* attention/columns.cuh: rows made by a launch before */
-    ATTN_ALONE,    /* attention/alone.cuh: a block has a tile and all its keys, one launch */
-    ATTN_PREFILL,  /* attention/prefill.cu */
-    ATTN_GROUP,    /* attention/group.cu: products of four warps */
-    ATTN_CODES,    /* attention/codes.cuh: quantised caches, partial results in memory, and a merge */
+    ATTN_ANY,       /* attention.cu: any type and head size, for completeness */
+    ATTN_STEP,      /* attention/step.cuh: partial results in memory, and a merge */
+    ATTN_STREAM,    /* attention/stream.cuh: the same of one tile, a leaf a warp, over long contexts */
+    ATTN_FAR,       /* attention/far.cu: several rows over long contexts, products of four warps */
+    ATTN_CLUSTERS,  /* attn_step in clusters of blocks, one launch */
+    ATTN_PLACES,    /* attention/leaves.cuh: blocks that hand each other leaves, one launch */
+    ATTN_COLUMNS,   /* attention/columns.cuh: rows made by a launch before */
+    ATTN_ALONE,     /* attention/alone.cuh: a block has a tile and all its keys, one launch */
+    ATTN_PREFILL,   /* attention/prefill.cu */
+    ATTN_GROUP,     /* attention/group.cu: products of four warps */
+    ATTN_CODES,     /* attention/codes.cuh: quantised caches, partial results in memory, and a merge */
+    ATTN_FAR_CODES, /* attention/far_codes.cu: the same of several rows over long contexts, products of four
+                       warps */
     ATTN_FORMS
 };
 
@@ -71,7 +73,8 @@ struct attn_call {
     bool causal, gated, sinks;
     bool stores; /* rope_store is to be done too, */
     bool folds;  /* and is such that attention can do it: attn_can_fold */
-    bool maps;   /* more than one row: the driver has maps for the ring (attention/group.cu, far.cu) */
+    bool maps;   /* more than one row: the driver has maps for the ring (attention/group.cu, far.cu,
+                    far_codes.cu) */
     bool whole;  /* sparse attention of whole blocks: forms for prompts alone */
     size_t scratch_bytes;
 };
@@ -126,9 +129,15 @@ size_t attn_codes_bytes(int32_t d, int32_t tiles, uint32_t k_type, uint32_t v_ty
  * scratch for and the next begins with a tile; 0: of those there is no room. slots: nodes. */
 int32_t attn_codes_turn(int32_t n, int32_t n_rep, int32_t n_kv, int32_t d, int32_t slots,
                         size_t scratch_bytes);
+/* Low bits of a side of an item of attn_far_codes: a box of 64 rows. */
+int32_t attn_far_codes_side(int32_t d, uint32_t type);
 size_t attn_prefill_bytes(int32_t d, int32_t warps, int32_t *tiles, int32_t *chunks);
 #define ATTN_GROUP_BYTES 165952
 #define ATTN_FAR_BYTES 231104
+/* Without codes; items of 64 keys' codes, and nodes, that a block has at most. */
+#define ATTN_FAR_CODES_BYTES 157696
+#define ATTN_FAR_CODES_MOST 8
+#define ATTN_FAR_CODES_NODES 512
 #define ATTN_COLUMN_PLACE 2176 /* of a leaf's weights for one of two readers */
 #define ATTN_MADE_TILE 32832   /* of a tile's queries */
 

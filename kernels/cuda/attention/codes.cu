@@ -46,7 +46,7 @@ int attn_codes_open(struct cuda_backend *be)
         for (int32_t tiles = 1; tiles <= 2 && rc == 0; tiles++) rc = allow(be, codes_of(d, tiles));
         if (rc == 0) rc = allow(be, paths_of(d));
     }
-    return rc;
+    return rc ? rc : attn_far_codes_open(be);
 }
 
 static struct codes_args args_of(struct cuda_backend *be, const struct kn_kv *kv, const struct attn *base,
@@ -69,21 +69,29 @@ static int launch(struct cuda_backend *be, codes_fn f, dim3 grid, int32_t thread
 static int merge(struct cuda_backend *be, const struct codes_args &p)
 {
     cuda_count(be, CUDA_ATTN_MERGE);
-    return launch(be, merge_of(p.a.d), dim3((unsigned)(p.turned * TILE), (unsigned)p.a.n_kv), 32 * CLASSES, 0,
-                  p);
+    const int32_t heads = CODES_HEADS(p.a.d);
+    return launch(be, merge_of(p.a.d), dim3((unsigned)(p.turned * TILE / heads), (unsigned)p.a.n_kv),
+                  32 * CLASSES * heads, 0, p);
 }
 
 int attn_codes_launch(struct cuda_backend *be, const struct kn_attention *a, const struct attn *base,
                       const struct attn_plan *plan)
 {
     struct codes_args p = args_of(be, a->kv, base, plan->slots, plan->tiles);
+    const bool far = plan->form == ATTN_FAR_CODES;
     int rc = 0;
+    if (far) { /* of an item */
+        p.values_at = attn_far_codes_side(p.a.d, p.k.type);
+        p.warp_bytes = p.values_at + attn_far_codes_side(p.a.d, p.v.type);
+    }
     for (int32_t g = 0; g < plan->groups && rc == 0; g += plan->turn) {
         const int32_t groups = plan->groups - g < plan->turn ? plan->groups - g : plan->turn;
         p.a.tile0 = g * plan->tiles;
         p.turned = groups * plan->tiles;
         const dim3 grid((unsigned)groups, (unsigned)p.a.n_kv, (unsigned)plan->blocks);
-        rc = launch(be, codes_of(p.a.d, plan->tiles), grid, 32 * plan->warps, plan->smem, p);
+        rc = far ? attn_far_codes_launch(be, &p, plan)
+                 : launch(be, codes_of(p.a.d, plan->tiles), grid, 32 * plan->warps, plan->smem, p);
+        p.a.early = false; /* what comes next writes where this one reads */
         if (rc == 0) rc = merge(be, p);
     }
     return rc;

@@ -41,6 +41,10 @@ struct codes_args {
     int32_t warp_bytes, values_at; /* of a warp's leaf in shared memory; where its values begin */
 };
 
+/* attention/far_codes.cu */
+int attn_far_codes_open(struct cuda_backend *be);
+int attn_far_codes_launch(struct cuda_backend *be, const struct codes_args *p, const struct attn_plan *plan);
+
 template <int D, int T> struct coded {
     static constexpr int LEAF = ATTN_CODES_LEAF(D), NT = LEAF / 8;
     static constexpr int GROUPS = ATTN_CODES_GROUPS(D), C = D / GROUPS; /* of columns; columns of a warp */
@@ -632,21 +636,26 @@ __global__ void __launch_bounds__(coded<D, T>::THREADS, coded<D, T>::RESIDENT)
     copy_wait(0);
 }
 
-/* Nodes to results, rotated back: a block a head of a row, a warp the nodes of a class; a lane has columns
- * lane + 32 j. T: tiles of attn_codes's blocks. */
+/* Nodes to results, rotated back: a block a head of a row, or as many as 256 results are, a warp the nodes of
+ * a class of one; a lane has columns lane + 32 j. Several nodes are on their way at once. T: tiles of
+ * attn_codes's blocks. */
+#define CODES_HEADS(D) ((D) < 256 ? 256 / (D) : 1)
 template <int D>
-__global__ void __launch_bounds__(32 * CLASSES) codes_merge(const __grid_constant__ struct codes_args p)
+__global__ void __launch_bounds__(32 * CLASSES * CODES_HEADS(D))
+    codes_merge(const __grid_constant__ struct codes_args p)
 {
-    constexpr int W = D / 32;
-    __shared__ float box[CLASSES][D], tops[CLASSES], sums[CLASSES];
+    constexpr int W = D / 32, HEADS = CODES_HEADS(D), BATCH = D <= 128 ? 5 : 2;
+    __shared__ float box[HEADS][CLASSES][D], tops[HEADS][CLASSES], sums[HEADS][CLASSES];
     const struct attn &a = p.a;
     cuda_grid_start();
-    const int lane = threadIdx.x % 32, cls = threadIdx.x / 32;
-    const int kv_head = (int)blockIdx.y, at = a.tile0 * TILE + (int)blockIdx.x, row = row_of(a, at);
-    if (row >= a.n) return;
-    const int pos0 = p.tree_pos ? p.tree_pos[row] - row : a.pos[0], bound = a.first ? *a.first : 0,
-              tile = at / TILE, r = at % TILE;
-    const struct span own = visible(a, row, pos0, bound);
+    const int lane = threadIdx.x % 32, cls = threadIdx.x / 32 % CLASSES, mine = threadIdx.x / (32 * CLASSES);
+    const int kv_head = (int)blockIdx.y, begin = a.tile0 * TILE + (int)blockIdx.x * HEADS, at = begin + mine,
+              row = row_of(a, at);
+    if (row_of(a, begin) >= a.n) return;
+    const bool there = row < a.n;
+    const int pos0 = p.tree_pos ? p.tree_pos[there ? row : 0] - row : a.pos[0],
+              bound = a.first ? *a.first : 0, tile = at / TILE, r = at % TILE;
+    const struct span own = there ? visible(a, row, pos0, bound) : span{0, 0};
     int base = 0; /* the node of slot 0 */
     if (!p.tree_pos) {
         const int group = a.tile0 + (tile - a.tile0) / a.tiles * a.tiles;
@@ -659,34 +668,54 @@ __global__ void __launch_bounds__(32 * CLASSES) codes_merge(const __grid_constan
     for (int j = 0; j < W; j++) Y[j] = 0.0f;
     if (own.hi > own.lo) {
         const int from = ATTN_CODES_NODE(a.window, own.lo), to = ATTN_CODES_NODE(a.window, own.hi - 1);
-        int node = from + ((cls - from) & (CLASSES - 1));
-#pragma unroll 2
-        for (; node <= to; node += CLASSES) {
-            const float *record = code_record(p, tile, kv_head, node - base, D);
-            const float t = __ldcg(record + r), s = __ldcg(record + TILE + r);
-            float y[W];
+#pragma unroll 1
+        for (int node = from + ((cls - from) & (CLASSES - 1)); node <= to; node += BATCH * CLASSES) {
+            float t[BATCH], s[BATCH], y[BATCH][W];
 #pragma unroll
-            for (int j = 0; j < W; j++) y[j] = __ldcg(record + 2 * TILE + r * D + lane + 32 * j);
-            add_result<W>(T, S, Y, t, s, y);
+            for (int i = 0; i < BATCH; i++) {
+                if (node + i * CLASSES > to) continue;
+                const float *record = code_record(p, tile, kv_head, node + i * CLASSES - base, D);
+                t[i] = __ldcg(record + r), s[i] = __ldcg(record + TILE + r);
+#pragma unroll
+                for (int j = 0; j < W; j++) y[i][j] = __ldcg(record + 2 * TILE + r * D + lane + 32 * j);
+            }
+#pragma unroll
+            for (int i = 0; i < BATCH; i++)
+                if (node + i * CLASSES <= to) add_result<W>(T, S, Y, t[i], s[i], y[i]);
         }
     }
 #pragma unroll
-    for (int j = 0; j < W; j++) box[cls][lane + 32 * j] = Y[j];
-    if (lane == 0) tops[cls] = T, sums[cls] = S;
+    for (int j = 0; j < W; j++) box[mine][cls][lane + 32 * j] = Y[j];
+    if (lane == 0) tops[mine][cls] = T, sums[mine][cls] = S;
     __syncthreads();
-    if (cls) return;
+    if (cls == 0 && there) {
 #pragma unroll 1
-    for (int i = 1; i < CLASSES; i++) {
-        float y[W];
+        for (int i = 1; i < CLASSES; i++) {
+            float y[W];
 #pragma unroll
-        for (int j = 0; j < W; j++) y[j] = box[i][lane + 32 * j];
-        add_result<W>(T, S, Y, tops[i], sums[i], y);
+            for (int j = 0; j < W; j++) y[j] = box[mine][i][lane + 32 * j];
+            add_result<W>(T, S, Y, tops[mine][i], sums[mine][i], y);
+        }
+        if (a.sinks) add_sink<W>(T, S, Y, __ldg(a.sinks + kv_head * a.n_rep + at - row * a.n_rep));
+#pragma unroll
+        for (int j = 0; j < W; j++) Y[j] = divided(Y[j], S);
+        kv_turn_head<W>(Y, p.v.type, true, true);
+        const int64_t to = head_of_row(a, row, kv_head, at) * D;
+        float *copy = box[mine][0]; /* whose results are in registers here; all heads' side by side below */
+#pragma unroll
+        for (int j = 0; j < W; j++) {
+            a.out[to + lane + 32 * j] = Y[j];
+            copy[lane + 32 * j] = a.prepare && a.gate
+                                      ? __fmul_rn(Y[j], dev_sigmoid(__ldcg(a.gate + to + lane + 32 * j)))
+                                      : Y[j];
+        }
     }
-    if (a.sinks) add_sink<W>(T, S, Y, __ldg(a.sinks + kv_head * a.n_rep + at - row * a.n_rep));
-#pragma unroll
-    for (int j = 0; j < W; j++) Y[j] = divided(Y[j], S);
-    kv_turn_head<W>(Y, p.v.type, true, true);
-    float *out = a.out + head_of_row(a, row, kv_head, at) * D;
-#pragma unroll
-    for (int j = 0; j < W; j++) out[lane + 32 * j] = Y[j];
+    if (!a.prepare) return;
+    __syncthreads();
+    __shared__ __align__(16) float strip[D < 256 ? 256 : D];
+    for (int i = threadIdx.x; i < HEADS * D; i += 32 * CLASSES * HEADS) strip[i] = box[i / D][0][i % D];
+    __syncthreads();
+    if (threadIdx.x < 32)
+#pragma unroll 1
+        for (int i = 0; i < HEADS * D; i += 256) prepare_strip<D>(a, strip + i, kv_head, begin, i % D);
 }

@@ -6,7 +6,9 @@
 #include "attention.cuh"
 
 int attn_codes_open(struct cuda_backend *be);
-/* Up to FEW rows; plan: of ATTN_CODES. Keys and values are in the ring. */
+/* attention/far_codes.cu: has the driver maps of such a cache? */
+bool attn_far_codes_takes(const struct cuda_backend *be, const struct kn_kv *kv);
+/* Up to FEW rows; plan: of ATTN_CODES or ATTN_FAR_CODES. Keys and values are in the ring. */
 int attn_codes_launch(struct cuda_backend *be, const struct kn_attention *a, const struct attn *base,
                       const struct attn_plan *plan);
 /* Rows of a tree: pos and path [][64] of it, in device memory; tried rows are in tail. A row has the bits

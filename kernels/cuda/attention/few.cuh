@@ -1,5 +1,8 @@
 /* attention/few.cuh - partial results of leaves or nodes that blocks of attn_step and attn_stream leave in
  * memory, and how they are added. */
+#ifndef DFLASH_CUDA_ATTENTION_FEW_CUH
+#define DFLASH_CUDA_ATTENTION_FEW_CUH
+
 #include "attention.cuh"
 #include "../core/math.cuh"
 #include "../product/prep_block.cuh"
@@ -208,3 +211,5 @@ __global__ void __launch_bounds__(MERGE_THREADS, 2) attn_merge(const __grid_cons
     __syncthreads();
     if (threadIdx.x < 32) prepare_strip<D>(a, copy, kv_head, from / D, from % D);
 }
+
+#endif

@@ -88,6 +88,10 @@ template <int D> constexpr int kv_bytes = 2 * D; /* of a head's row */
 struct chain_map;
 bool kv_map(struct chain_map *map, void *cache, uint32_t type, int32_t n_kv, int32_t d, kv_where where,
             int32_t rows);
+/* The same of a quantised side, whose rows are `row` bytes: boxes of so many bytes (128, 64, 32: turned; 16)
+ * of so many keys. */
+bool kv_code_map(struct chain_map *map, const void *rows, int32_t row, kv_where where, int32_t bytes,
+                 int32_t keys);
 
 /* ---- numbers of any type ---- */
 

@@ -227,6 +227,13 @@ static __device__ __forceinline__ uint32_t kv_sign_mask(int which, int word)
     default: return 0xbea56562u;
     }
 }
+/* With another sign where the last bit of `flip` is set. A change of sign could become a negated factor, of
+ * which a NaN knows nothing: one kernel's NaNs would have other bits than another's. */
+static __device__ __forceinline__ float kv_signed(float x, uint32_t flip)
+{
+    return __uint_as_float(__float_as_uint(x) ^ flip << 31);
+}
+
 /* A head of 32 W numbers, a power of two, into the rotated space of a type, or back. Nothing for a type
  * without codes. */
 template <int W>
@@ -237,13 +244,11 @@ static __device__ __forceinline__ void kv_turn_head(float x[W], uint32_t type, b
     if (!kv_is_coded(type)) return;
     if (signs)
 #pragma unroll
-        for (int j = 0; j < W; j++)
-            if (kv_sign_mask(back, j % 4) >> lane & 1) x[j] = -x[j];
+        for (int j = 0; j < W; j++) x[j] = kv_signed(x[j], kv_sign_mask(back, j % 4) >> lane);
     kv_hadamard<W>(x, signs ? 128 : values ? 64 : 32 * W);
     if (signs)
 #pragma unroll
-        for (int j = 0; j < W; j++)
-            if (kv_sign_mask(!back, j % 4) >> lane & 1) x[j] = -x[j];
+        for (int j = 0; j < W; j++) x[j] = kv_signed(x[j], kv_sign_mask(!back, j % 4) >> lane);
 }
 
 static __device__ __forceinline__ int kv_turn_size_of(uint32_t type, int d) /* of keys */

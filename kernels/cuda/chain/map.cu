@@ -1,6 +1,6 @@
 /* chain/map.cu - tensor maps of rings of keys and values, by which a chain's kernel fetches rows of one kv
- * head (chain/far.cuh). The driver makes them; it is asked for at run time, so that no program needs it to
- * link. */
+ * head (chain/far.cuh), or of a head's codes (attention/far_codes.cu). The driver makes them; it is asked for
+ * at run time, so that no program needs it to link. */
 #include "chain.cuh"
 
 #include <cuda.h>
@@ -35,4 +35,21 @@ bool kv_map(struct chain_map *map, void *cache, uint32_t type, int32_t n_kv, int
                   kv_bf16(type) ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3,
                   cache, size, stride, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+bool kv_code_map(struct chain_map *map, const void *rows, int32_t row, kv_where where, int32_t bytes,
+                 int32_t keys)
+{
+    static const encode_fn encode = encoder();
+    const cuuint64_t size[2] = {(cuuint64_t)row, (cuuint64_t)kv_positions(where)},
+                     stride[1] = {(cuuint64_t)row};
+    const cuuint32_t box[2] = {(cuuint32_t)bytes, (cuuint32_t)keys}, one[2] = {1, 1};
+    const CUtensorMapSwizzle turned = bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                      : bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                      : bytes == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                                    : CU_TENSOR_MAP_SWIZZLE_NONE;
+    return encode &&
+           encode((CUtensorMap *)map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, (void *)rows, size, stride, box, one,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, turned, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }

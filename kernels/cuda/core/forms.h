@@ -26,6 +26,7 @@
     F(ATTN_PREFILL, "attention prefill")                                                                     \
     F(ATTN_GROUP, "attention group")                                                                         \
     F(ATTN_CODES, "attention codes")                                                                         \
+    F(ATTN_FAR_CODES, "attention far codes")                                                                 \
     F(ATTN_MERGE, "attention merge")                                                                         \
     F(ATTN_TREE, "attention tree")                                                                           \
     F(ATTN_PATHS, "attention paths")                                                                         \

@@ -1,13 +1,13 @@
 /* attention_gpu.cu - bench of CUDA attention: microseconds a call inside a CUDA graph, keys and values from
  * memory.
  *
- * usage: attention_gpu [all | quick | tree | wide | far | sinks | one CONTEXT ROWS]   (all: the variants of
+ * usage: attention_gpu [all | quick | tree | wide | far [CONTEXT] | sinks | one CONTEXT ROWS]   (all: the variants of
  * cuda_attention_tuning too; quick: few rows of four shapes, with them; tree: rows of a tree beside a
- * chain's; wide: 16 to 512 rows over few keys; far: 1 to 64 rows over many, halves by attn_far and not;
- * sinks: a drafter's blocks without and with sinks, and by the general form) A graph holds one call a ring,
- * over rings that together exceed the L2; it is replayed and timed by events. Three kinds of graph: attention
- * alone, both as one operation (as a layer has them), and rope_store and attention in turn. floor: the
- * visible keys and values at 4.54 TB/s. Exit: 0, or 5 where the device fails. Checks are test_gpu's. */
+ * chain's; wide: 16 to 512 rows over few keys; far: 1 to 64 rows over many, by attn_far and not; sinks: a
+ * drafter's blocks without and with sinks, and by the general form) A graph holds one call a ring, over rings
+ * that together exceed the L2; it is replayed and timed by events. Three kinds of graph: attention alone,
+ * both as one operation (as a layer has them), and rope_store and attention in turn. floor: the visible keys
+ * and values at 4.54 TB/s. Exit: 0, or 5 where the device fails. Checks are test_gpu's. */
 #include "../../../kernels/cuda/core/ops.cuh"
 #include "../../../kernels/ops/cycle.h"
 
@@ -276,9 +276,10 @@ int main(int argc, char **argv)
         for (const auto &sh : fars)
             for (int ctx : {4096, 8192, 16384, 40000, 65536})
                 for (int n : {1, 2, 4, 8, 16, 32, 40, 48, 64}) {
+                    if (argc > 2 && atoi(argv[2]) != ctx) continue;
                     struct data t = make(sh, ctx, n);
                     line(t, "");
-                    for (int far = 1; far < 3 && n > 1 && sh.type == KN_F16; far++) {
+                    for (int far = 1; far < 3 && n > 1; far++) {
                         cuda_attention_tuning.far = far;
                         line(t, far == 1 ? "not far" : "far");
                     }

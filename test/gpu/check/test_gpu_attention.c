@@ -265,10 +265,10 @@ static bool att_form_ran(const struct att_case *c, const struct forms *before)
 /* All forms of attention there are have run by now. */
 void check_attention_forms(void)
 {
-    static const enum cuda_form forms[] = {CUDA_ATTN_ANY,      CUDA_ATTN_STEP,   CUDA_ATTN_PREFILL,
-                                           CUDA_ATTN_MERGE,    CUDA_ATTN_CODES,  CUDA_ATTN_STREAM,
-                                           CUDA_ATTN_CLUSTERS, CUDA_ATTN_PLACES, CUDA_ATTN_COLUMNS,
-                                           CUDA_ATTN_ALONE,    CUDA_ATTN_GROUP,  CUDA_ATTN_FAR};
+    static const enum cuda_form forms[] = {
+        CUDA_ATTN_ANY,    CUDA_ATTN_STEP,     CUDA_ATTN_PREFILL,  CUDA_ATTN_MERGE,   CUDA_ATTN_CODES,
+        CUDA_ATTN_STREAM, CUDA_ATTN_CLUSTERS, CUDA_ATTN_PLACES,   CUDA_ATTN_COLUMNS, CUDA_ATTN_ALONE,
+        CUDA_ATTN_GROUP,  CUDA_ATTN_FAR,      CUDA_ATTN_FAR_CODES};
     char text[480];
     const bool ok =
         forms_are(gpu, CUDA_ATTN_ANY, CUDA_ATTN_MERGE, forms,
@@ -401,7 +401,7 @@ struct attend_case {
     const char *name;
     int n, n_head, n_kv, d, n_rot, cap, from, window; /* from: position of the first row */
     bool causal, norms, v_is_k, v_norm, interleaved;
-    struct kn_kv_types type; /* f16 or bf16; of the second layer the other way round */
+    struct kn_kv_types type; /* of the second layer the other way round */
 };
 static const struct attend_case attend_cases[] = {
     {"one row", 1, 32, 8, 128, 128, 1024, 513, 0, true, true, false, false, false, KV(F16, F16)},
@@ -488,7 +488,35 @@ static const struct attend_case attend_cases[] = {
      KV(F16, F16)},
     {"keys f16, values bf16, 30 rows", 30, 32, 8, 128, 128, 1024, 513, 0, true, true, false, false, false,
      KV(F16, BF16)},
+    {"q8_0, 16 rows, long", 16, 32, 8, 128, 128, 4096, 3900, 0, true, true, false, false, false,
+     KV(Q8_0, Q8_0)},
+    {"q4_0 and tq3_0, 5 rows over the first far node", 5, 16, 2, 128, 128, 6144, 4094, 0, true, true, false,
+     false, false, KV(Q4_0, TQ3_0)},
+    {"q5_0 and f16, 33 rows", 33, 32, 8, 128, 128, 1024, 500, 0, true, true, false, false, false,
+     KV(Q5_0, F16)},
+    {"q8_0, head 64, 7 rows, a window and a wrap", 7, 16, 4, 64, 64, 512, 1333, 300, true, true, false, false,
+     false, KV(Q8_0, Q4_0)},
+    {"tq3_0, head 256, 16 rows, a quarter turns", 16, 24, 4, 256, 64, 1024, 600, 0, true, true, false, false,
+     false, KV(TQ3_0, TQ3_0)},
+    {"q4_0, head 512, 6 rows", 6, 8, 2, 512, 512, 1024, 500, 0, true, true, false, true, false,
+     KV(Q4_0, Q4_0)},
 };
+
+/* Keys or values of positions below c->from; what was not written yet is NaN. */
+static uint8_t *attend_ring(const struct attend_case *c, uint32_t type, bool values)
+{
+    const struct kn_kv kv = {.type = {type, type}, .cap = c->cap, .n_head_kv = c->n_kv, .head_dim = c->d};
+    const size_t row = (size_t)c->n_kv * (size_t)c->d;
+    uint8_t *ring = malloc(kn_kv_bytes(&kv, type));
+    float *x = malloc(row * 4);
+    memset(ring, 0xff, kn_kv_bytes(&kv, type));
+    for (int p = 0; p < c->from && p < c->cap; p++) {
+        for (size_t i = 0; i < row; i++) x[i] = (float)(((size_t)p * row + i) * 37 % 1001) / 500.0f - 1;
+        kn_kv_put(&kv, values, x, ring + (size_t)p * kn_kv_row_bytes(&kv, type));
+    }
+    free(x);
+    return ring;
+}
 
 /* Two passes over two layers, one after the other; in the order of a model, or each operation waited for. The
  * second layer's results are gated before their product. Results of both passes (zeros where they were gated,
@@ -508,12 +536,12 @@ static char *attend_run(const struct attend_case *c, bool apart, bool sinks, con
     must(gpu, "weight_load", op->weight_load(gpu, &weight, type, n_in, N_OUT, packed, KN_USE_LINEAR));
     float *y = put(gpu, NULL, y_all * 4);
     const size_t q = (size_t)c->n * (size_t)c->n_head * (size_t)c->d, row = (size_t)c->n_kv * (size_t)c->d,
-                 k = (size_t)c->n * row, ring = (size_t)c->cap * row;
+                 k = (size_t)c->n * row;
+    size_t rings = 0;
     float *x = put(gpu, data, (q + 2 * k) * 4 * LAYERS * PASSES), *norm = put(gpu, data, (size_t)c->d * 8),
           *out = put(gpu, NULL, q * 4 * LAYERS * PASSES), *zeros = put(gpu, NULL, q * 4),
           *gate = put(gpu, data, q * 4), *sunk = put(gpu, data, (size_t)c->n_head * 4),
           *table = put(gpu, NULL, (size_t)c->n * 512 * 4);
-    uint16_t *old[2] = {malloc(ring * 2), malloc(ring * 2)}; /* of f16, of bf16 */
     double freq[256];
     int32_t at[PASSES * 512];
     struct kn_kv kv[LAYERS];
@@ -521,20 +549,14 @@ static char *attend_run(const struct attend_case *c, bool apart, bool sinks, con
     for (int i = 0; i < PASSES * c->n; i++) at[i] = c->from + i;
     double *f = put(gpu, freq, sizeof freq);
     int32_t *pos = put(gpu, at, (size_t)(PASSES * c->n) * 4);
-    for (size_t i = 0; i < ring; i++) { /* what was not written yet is NaN */
-        const bool written = (int64_t)(i / row) < c->from;
-        const float value = (float)(i * 37 % 1001) / 500.0f - 1;
-        old[0][i] = written ? kn_f32_to_f16(value) : 0x7fff;
-        old[1][i] = written ? kn_f32_to_bf16(value) : 0x7fff;
-    }
     for (int l = 0; l < LAYERS; l++) {
         const struct kn_kv_types kept = l ? (struct kn_kv_types){c->type.v, c->type.k} : c->type;
-        kv[l] = (struct kn_kv){put(gpu, old[kept.k == KN_BF16], ring * 2),
-                               put(gpu, old[kept.v == KN_BF16], ring * 2),
-                               kept,
-                               c->cap,
-                               c->n_kv,
-                               c->d};
+        uint8_t *keys = attend_ring(c, kept.k, false), *values = attend_ring(c, kept.v, true);
+        kv[l] = (struct kn_kv){.type = kept, .cap = c->cap, .n_head_kv = c->n_kv, .head_dim = c->d};
+        kv[l].k = put(gpu, keys, kn_kv_bytes(&kv[l], kept.k));
+        kv[l].v = put(gpu, values, kn_kv_bytes(&kv[l], kept.v));
+        rings += kn_kv_bytes(&kv[l], kept.k) + kn_kv_bytes(&kv[l], kept.v);
+        free(keys), free(values);
     }
     must(gpu, "reserve", op->reserve(gpu, c->n, n_in, 8, c->n_head, c->d));
     must(gpu, "reserve_kv", op->reserve_kv(gpu, c->n, c->n_head, &kv[0], c->window));
@@ -593,21 +615,23 @@ static char *attend_run(const struct attend_case *c, bool apart, bool sinks, con
             must(gpu, "copy", op->copy(gpu, a.out, zeros, q * 4));
         }
     }
-    *bytes = (q * LAYERS * PASSES + y_all) * 4 + 2 * LAYERS * ring * 2;
+    *bytes = (q * LAYERS * PASSES + y_all) * 4 + rings;
     char *all = malloc(*bytes), *to = all;
     must(gpu, "download", op->download(gpu, to, out, q * 4 * LAYERS * PASSES));
     to += q * 4 * LAYERS * PASSES;
     must(gpu, "download", op->download(gpu, to, y, y_all * 4));
     to += y_all * 4;
-    for (int l = 0; l < LAYERS; l++, to += 2 * ring * 2) {
-        must(gpu, "download", op->download(gpu, to, kv[l].k, ring * 2));
-        must(gpu, "download", op->download(gpu, to + ring * 2, kv[l].v, ring * 2));
+    for (int l = 0; l < LAYERS; l++) {
+        const size_t keys = kn_kv_bytes(&kv[l], kv[l].type.k), values = kn_kv_bytes(&kv[l], kv[l].type.v);
+        must(gpu, "download", op->download(gpu, to, kv[l].k, keys));
+        must(gpu, "download", op->download(gpu, to + keys, kv[l].v, values));
+        to += keys + values;
         drop(gpu, kv[l].k), drop(gpu, kv[l].v);
     }
     drop(gpu, x), drop(gpu, norm), drop(gpu, out), drop(gpu, zeros), drop(gpu, gate), drop(gpu, table),
         drop(gpu, f), drop(gpu, pos), drop(gpu, y), drop(gpu, sunk);
     op->weight_free(gpu, &weight);
-    free(old[0]), free(old[1]), free(packed);
+    free(packed);
     return all;
 }
 

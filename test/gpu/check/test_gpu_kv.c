@@ -198,8 +198,9 @@ static bool right_form(const struct kv_case *c, struct kn_kv_types t, const stru
 {
     const bool odd = t.k == KN_BF16 || t.v == KN_F32 || c->d == 96;
     const enum cuda_form form = odd ? CUDA_ATTN_ANY : c->n > 64 ? CUDA_ATTN_PREFILL : CUDA_ATTN_CODES;
-    return forms_since(gpu, before, form) > 0 &&
-           forms_since(gpu, before, form) == forms_range(gpu, before, CUDA_ATTN_ANY, CUDA_ATTN_CODES);
+    const long ran = forms_since(gpu, before, form) +
+                     (form == CUDA_ATTN_CODES ? forms_since(gpu, before, CUDA_ATTN_FAR_CODES) : 0);
+    return ran > 0 && ran == forms_range(gpu, before, CUDA_ATTN_ANY, CUDA_ATTN_FAR_CODES);
 }
 
 static void check_one(const struct kv_case *c, struct kn_kv_types type, uint64_t seed)
@@ -227,7 +228,17 @@ static void check_one(const struct kv_case *c, struct kn_kv_types type, uint64_t
     kn_bound(gpu, c->last + 1);
     float *promised = run_kv(gpu, c, type, &a, c->n);
     kn_bound(gpu, 0);
-    const bool bound = !memcmp(promised, got, bytes);
+    bool bound = !memcmp(promised, got, bytes);
+    for (int far = 1; far <= 2 && c->n <= 64 && bound;
+         far++) { /* never by attn_far_codes, wherever it can be */
+        cuda_attention_tuning.far = far;
+        kn_bound(gpu, far == 2 ? c->last + 1 : 0);
+        float *cut = run_kv(gpu, c, type, &a, c->n);
+        bound = !memcmp(cut, got, bytes);
+        free(cut);
+    }
+    cuda_attention_tuning.far = 0;
+    kn_bound(gpu, 0);
     /* Numbers of the cache, queries and weights are a half each: an error of 2^-12.26 of each (rms), of
      * random signs over a head's terms. Queries of 1.5 and keys of 1.11 (rms) make 1.5 x 1.11 x sqrt 2 x
      * 2^-12.26 = 4.8e-4 = 16 x 2^-15 of a score, whatever the head's size: its terms grow by sqrt d, the
@@ -240,19 +251,21 @@ static void check_one(const struct kv_case *c, struct kn_kv_types type, uint64_t
     if (other >= 0) snprintf(why, sizeof why, ", other bits in groups of %d rows", other);
     verdict(worst <= tol && other < 0 && bound && taken, "attention of %s, %s: %s: error %.2g of %.2g%s%s%s",
             kn_kv_name(type.k), kn_kv_name(type.v), c->name, worst, tol, why,
-            bound ? "" : ", other bits with a bound", taken ? "" : ", not by the form that it is for");
+            bound ? "" : ", other bits with a bound, or by another form",
+            taken ? "" : ", not by the form that it is for");
     free(want), free(got), free(promised);
     free_data(&a);
 }
 
 /* A NaN in what a row sees shows in that row and in no other. */
-static void check_nan(struct kn_kv_types type, int d)
+static void check_nan(struct kn_kv_types type, int d, int far)
 {
     const struct kv_case c = {"", 4, 4, 1, d, 512, 300, 0, -1, true, 0};
     const struct kn_kv kv = cache_of(&c, type);
     struct kv_data a;
     float x[512];
     rnd_state = 77;
+    cuda_attention_tuning.far = far;
     make_data(&c, type, &a);
     float *plain = run_kv(gpu, &c, type, &a, 4);
     for (int i = 0; i < d; i++) x[i] = gaussian(1.0f);
@@ -270,8 +283,9 @@ static void check_nan(struct kn_kv_types type, int d)
             ok &= bad == (i >= 2 || (i == 1 && h == 0));
             if (!bad) ok &= !memcmp(y, plain + (i * 4 + h) * d, (size_t)d * 4);
         }
-    verdict(ok, "attention of %s, %s, heads of %d: NaN where it is seen", kn_kv_name(type.k),
-            kn_kv_name(type.v), d);
+    cuda_attention_tuning.far = 0;
+    verdict(ok, "attention of %s, %s, heads of %d%s: NaN where it is seen", kn_kv_name(type.k),
+            kn_kv_name(type.v), d, far ? ", far" : "");
     free(plain), free(got);
     free_data(&a);
 }
@@ -289,5 +303,6 @@ void check_kv(void)
             check_one(c, kv_pairs[k], 1000 * i + k);
         }
     for (size_t k = 0; k < PAIRS; k++)
-        for (int d = 128; d <= 512; d *= 2) check_nan(kv_pairs[k], d);
+        for (int d = 128; d <= 512; d *= 2) check_nan(kv_pairs[k], d, 0);
+    for (int k = 0; k < 4; k++) check_nan(kv_pairs[k], 128, 2);
 }

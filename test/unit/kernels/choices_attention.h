@@ -38,6 +38,9 @@ static inline void attention_text(const struct attn_plan *p, char *text, size_t 
     else if (p->form == ATTN_CODES)
         snprintf(text, n, "%s tiles %d warps %d bytes %zu turn %s %d nodes", name, p->tiles, p->warps,
                  p->smem, p->turn == p->groups ? "all" : "part", p->slots);
+    else if (p->form == ATTN_FAR_CODES)
+        snprintf(text, n, "%s tiles %d stages %d bytes %zu turn %s %d nodes blocks %d", name, p->tiles,
+                 p->stages, p->smem, p->turn == p->groups ? "all" : "part", p->slots, p->blocks);
     else if (p->form == ATTN_CLUSTERS)
         snprintf(text, n, "%s of %d, %d leaves a block%s", name, p->blocks, p->cluster_leaves, fold);
     else
