@@ -655,7 +655,7 @@ __global__ void __launch_bounds__(ALL_THREADS, 1)
     }
     __syncthreads();
     if (group >= GROUPS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 48;");
         const struct code_ring codes = {base + AT_CODES, code_bars, code_bars + MOST, p.warp_bytes, stages};
         if (group == GROUPS)
             make_any<false>(p, &m, o, seen, whole, pos0, both, base, bars, codes, made);
@@ -663,7 +663,7 @@ __global__ void __launch_bounds__(ALL_THREADS, 1)
             make_any<true>(p, &m, o, seen, whole, pos0, both, base, bars, codes, made);
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
     const int g = lane / 4, own = o.tile + (both ? group * TILES : 0), tile = own + w % 4; /* the warp's */
     const struct span mine = visible_any(a, own, TILES, pos0, bound);
     const int node0 = ATTN_CODES_NODE(a.window, mine.lo),
