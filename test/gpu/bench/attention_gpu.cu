@@ -1,13 +1,14 @@
 /* attention_gpu.cu - bench of CUDA attention: microseconds a call inside a CUDA graph, keys and values from
  * memory.
  *
- * usage: attention_gpu [all | quick | tree | wide | far [CONTEXT] | sinks | one CONTEXT ROWS]   (all: the variants of
- * cuda_attention_tuning too; quick: few rows of four shapes, with them; tree: rows of a tree beside a
- * chain's; wide: 16 to 512 rows over few keys; far: 1 to 64 rows over many, by attn_far and not; sinks: a
- * drafter's blocks without and with sinks, and by the general form) A graph holds one call a ring, over rings
- * that together exceed the L2; it is replayed and timed by events. Three kinds of graph: attention alone,
- * both as one operation (as a layer has them), and rope_store and attention in turn. floor: the visible keys
- * and values at 4.54 TB/s. Exit: 0, or 5 where the device fails. Checks are test_gpu's. */
+ * usage: attention_gpu [all | quick | tree | wide | far|codes [CONTEXT] | sinks | one CONTEXT ROWS]   (all:
+ * the variants of cuda_attention_tuning too; quick: few rows of four shapes, with them; tree: rows of a tree
+ * beside a chain's; wide: 16 to 512 rows over few keys; far: 1 to 64 rows over many, by attn_far and not;
+ * codes: the same over quantised caches; sinks: a drafter's blocks without and with sinks, and by the general
+ * form) A graph holds one call a ring, over rings that together exceed the L2; it is replayed and timed by
+ * events. Three kinds of graph: attention alone, both as one operation (as a layer has them), and rope_store
+ * and attention in turn. floor: the visible keys and values at 4.54 TB/s. Exit: 0, or 5 where the device
+ * fails. Checks are test_gpu's. */
 #include "../../../kernels/cuda/core/ops.cuh"
 #include "../../../kernels/ops/cycle.h"
 
@@ -238,7 +239,7 @@ int main(int argc, char **argv)
     if (argc > 1 && !strcmp(argv[1], "tree")) { /* beside chains of as many rows */
         static const struct shape shapes[] = {{32, 8, 128, 0}, {24, 4, 256, 0}};
         for (const auto &sh : shapes)
-            for (int ctx : {200, 450, 900, 1900, 3900, 7000, 16000, 60000})
+            for (int ctx : {200, 450, 900, 1900, 2700, 3200, 3900, 7000, 16000, 60000})
                 for (int n : {8, 16, 32, 64}) {
                     struct data t = make(sh, ctx, n);
                     line(t, "chain");
@@ -248,7 +249,7 @@ int main(int argc, char **argv)
                     if (ctx < 4000) line(t, "two launches");
                     cuda_attention_tuning.places = 0;
                     cuda_attention_tuning.far = 2;
-                    if (ctx > 3000) line(t, "far");
+                    if (ctx > 2000) line(t, "far");
                     cuda_attention_tuning.far = 0;
                     drop(t);
                 }
@@ -267,16 +268,16 @@ int main(int argc, char **argv)
             }
         return 0;
     }
-    if (argc > 1 && !strcmp(argv[1], "far")) {
-        static const struct shape fars[] = {{32, 8, 128, 0},
-                                            {24, 4, 256, 0},
-                                            {32, 8, 128, 0, KN_Q8_0},
-                                            {32, 8, 128, 0, KN_Q4_0},
-                                            {32, 8, 128, 0, KN_TQ3_0}};
+    if (argc > 1 && (!strcmp(argv[1], "far") || !strcmp(argv[1], "codes"))) {
+        static const struct shape fars[] = {{32, 8, 128, 0},          {24, 4, 256, 0},
+                                            {32, 8, 128, 0, KN_Q8_0}, {32, 8, 128, 0, KN_Q5_0},
+                                            {32, 8, 128, 0, KN_Q4_0}, {32, 8, 128, 0, KN_TQ3_0}};
         for (const auto &sh : fars)
-            for (int ctx : {4096, 8192, 16384, 40000, 65536})
-                for (int n : {1, 2, 4, 8, 16, 32, 40, 48, 64}) {
-                    if (argc > 2 && atoi(argv[2]) != ctx) continue;
+            for (int ctx : {2048, 4096, 8192, 16384, 40000, 65536})
+                for (int n : {1, 2, 4, 8, 12, 16, 32, 40, 48, 64}) {
+                    if ((argc > 2 && atoi(argv[2]) != ctx) ||
+                        kn_kv_coded(sh.type) != !strcmp(argv[1], "codes"))
+                        continue;
                     struct data t = make(sh, ctx, n);
                     line(t, "");
                     for (int far = 1; far < 3 && n > 1; far++) {
