@@ -515,12 +515,21 @@ int32_t attn_far_codes_side(int32_t d, uint32_t type)
     const struct kv_layout *y = kv_layout_of(type);
     return y ? 64 * (d * y->low / 8) : 0;
 }
-/* Taken when a test asks for it alone (tuning.far = 2): what it is now has not run on a device
- * (docs/speed/attention.md). */
+/* Of heads of 128, so many keys at least; and of one tile at most, where halves cost more than they save: of
+ * Q8_0, of the others. One group's products are one block's; of an odd number the last is half a block's. */
+static bool far_codes_wins(const struct attn_call *c)
+{
+    const int32_t keys = 256 * units_of(c, 256), groups = far_groups(c->n, c->n_head / c->n_kv);
+    const bool wide = c->k_type == KN_Q8_0 && c->v_type == KN_Q8_0;
+    if (groups == 1) return keys >= 2048 && (call_tiles(c) > 1 || keys <= (wide ? 65536 : 24576));
+    return keys >= (groups % 2 ? 32768 : groups == 2 ? 6144 : 8192);
+}
+/* Nodes spread over the chip, by products of four warps: where it wins, or a test says (tuning.far = 2). */
 static bool plan_far_codes(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
-    if (t->far != 2 || !c->maps || !takes(ATTN_FAR_CODES, dev, c)) return false;
+    if (t->far == 1 || !c->maps || !takes(ATTN_FAR_CODES, dev, c) || (t->far != 2 && !far_codes_wins(c)))
+        return false;
     const int32_t item = attn_far_codes_side(c->d, c->k_type) + attn_far_codes_side(c->d, c->v_type),
                   stages = ((int32_t)dev->smem_block - ATTN_FAR_CODES_BYTES) / item,
                   groups = far_groups(c->n, c->n_head / c->n_kv);
