@@ -515,13 +515,14 @@ int32_t attn_far_codes_side(int32_t d, uint32_t type)
     const struct kv_layout *y = kv_layout_of(type);
     return y ? 64 * (d * y->low / 8) : 0;
 }
-/* Of heads of 128, so many keys at least; and of one tile at most, where halves cost more than they save: of
- * Q8_0, of the others. One group's products are one block's; of an odd number the last is half a block's. */
+/* One group of rows: always, but for one tile over very many keys, where halves cost more than they save,
+ * which is later where both sides are Q8_0. Several: over so many keys; of an odd number the last has half a
+ * block's products. */
 static bool far_codes_wins(const struct attn_call *c)
 {
     const int32_t keys = 256 * units_of(c, 256), groups = far_groups(c->n, c->n_head / c->n_kv);
     const bool wide = c->k_type == KN_Q8_0 && c->v_type == KN_Q8_0;
-    if (groups == 1) return keys >= 2048 && (call_tiles(c) > 1 || keys <= (wide ? 65536 : 24576));
+    if (groups == 1) return call_tiles(c) > 1 || keys <= (wide ? 65536 : 24576);
     return keys >= (groups % 2 ? 32768 : groups == 2 ? 6144 : 8192);
 }
 /* Nodes spread over the chip, by products of four warps: where it wins, or a test says (tuning.far = 2). */
@@ -625,10 +626,12 @@ static bool plan_group(const struct cuda_device *dev, const struct attn_call *c,
 }
 
 /* What all rows of a tree see, by attn_far: over more keys than one launch takes, with several groups sooner
- * (64 (row, head)s over 3,900 keys take 35.9 us by one launch, 256 take 137 and 55). */
+ * (us; 64 (row, head)s of heads of 128 over 3,900 keys: 36 by one launch, 45; 128 over 2,700: 42, 40. 96 of
+ * heads of 256 over 2,700: 33, 51; 192: 92, 51). */
 static bool tree_far_wins(const struct attn_call *c)
 {
-    return units_of(c, ATTN_NODE) > (far_groups(c->n, c->n_head / c->n_kv) > 1 ? 5 : PATHS_KEYS / ATTN_NODE);
+    const int32_t groups = far_groups(c->n, c->n_head / c->n_kv);
+    return units_of(c, ATTN_NODE) > (groups > (c->d == 128 ? 1 : 2) ? 5 : PATHS_KEYS / ATTN_NODE);
 }
 
 bool attn_plan_tree_far(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)

@@ -273,7 +273,7 @@ int main(int argc, char **argv)
                                             {32, 8, 128, 0, KN_Q8_0}, {32, 8, 128, 0, KN_Q5_0},
                                             {32, 8, 128, 0, KN_Q4_0}, {32, 8, 128, 0, KN_TQ3_0}};
         for (const auto &sh : fars)
-            for (int ctx : {2048, 4096, 8192, 16384, 40000, 65536})
+            for (int ctx : {512, 1024, 2048, 4096, 8192, 16384, 40000, 65536})
                 for (int n : {1, 2, 4, 8, 12, 16, 32, 40, 48, 64}) {
                     if ((argc > 2 && atoi(argv[2]) != ctx) ||
                         kn_kv_coded(sh.type) != !strcmp(argv[1], "codes"))
