@@ -625,13 +625,16 @@ static bool plan_group(const struct cuda_device *dev, const struct attn_call *c,
     return true;
 }
 
-/* What all rows of a tree see, by attn_far: over more keys than one launch takes, with several groups sooner
- * (us; 64 (row, head)s of heads of 128 over 3,900 keys: 36 by one launch, 45; 128 over 2,700: 42, 40. 96 of
- * heads of 256 over 2,700: 33, 51; 192: 92, 51). */
+/* What all rows of a tree see, by attn_far: over more keys than one launch takes; sooner where there are
+ * several groups. One launch beside it, us, heads of 128: 64 (row, head)s over 3,900 keys 36, 45; 128 over
+ * 2,700 42, 40; 256 over 1,900 69, 46 at most. Heads of 256: 96 over 3,900 49, 56; 192 over 1,900 65, 51. */
 static bool tree_far_wins(const struct attn_call *c)
 {
-    const int32_t groups = far_groups(c->n, c->n_head / c->n_kv);
-    return units_of(c, ATTN_NODE) > (groups > (c->d == 128 ? 1 : 2) ? 5 : PATHS_KEYS / ATTN_NODE);
+    const int32_t groups = far_groups(c->n, c->n_head / c->n_kv), most = groups > 2 ? 3
+                                                                         : groups == 2 && c->d == 128
+                                                                             ? 5
+                                                                             : PATHS_KEYS / ATTN_NODE;
+    return units_of(c, ATTN_NODE) > most;
 }
 
 bool attn_plan_tree_far(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)

@@ -1,7 +1,7 @@
 /* attention_gpu.cu - bench of CUDA attention: microseconds a call inside a CUDA graph, keys and values from
  * memory.
  *
- * usage: attention_gpu [all | quick | tree | wide | far|codes [CONTEXT] | sinks | one CONTEXT ROWS]   (all:
+ * usage: attention_gpu [all | quick | tree|far|codes [CONTEXT] | wide | sinks | one CONTEXT ROWS]   (all:
  * the variants of cuda_attention_tuning too; quick: few rows of four shapes, with them; tree: rows of a tree
  * beside a chain's; wide: 16 to 512 rows over few keys; far: 1 to 64 rows over many, by attn_far and not;
  * codes: the same over quantised caches; sinks: a drafter's blocks without and with sinks, and by the general
@@ -239,18 +239,18 @@ int main(int argc, char **argv)
     if (argc > 1 && !strcmp(argv[1], "tree")) { /* beside chains of as many rows */
         static const struct shape shapes[] = {{32, 8, 128, 0}, {24, 4, 256, 0}};
         for (const auto &sh : shapes)
-            for (int ctx : {200, 450, 900, 1900, 2700, 3200, 3900, 7000, 16000, 60000})
-                for (int n : {8, 16, 32, 64}) {
+            for (int ctx : {200, 450, 900, 1400, 1900, 2700, 3200, 3900, 7000, 16000, 60000})
+                for (int n : {8, 16, 24, 32, 40, 48, 64}) {
+                    if (argc > 2 && atoi(argv[2]) != ctx) continue;
                     struct data t = make(sh, ctx, n);
                     line(t, "chain");
                     grow(t);
                     line(t, "tree");
-                    cuda_attention_tuning.places = 1;
-                    if (ctx < 4000) line(t, "two launches");
-                    cuda_attention_tuning.places = 0;
-                    cuda_attention_tuning.far = 2;
-                    if (ctx > 2000) line(t, "far");
-                    cuda_attention_tuning.far = 0;
+                    cuda_attention_tuning.far = 1;
+                    if (ctx < 4000) line(t, "tree, not far");
+                    cuda_attention_tuning.places = 1, cuda_attention_tuning.far = 2;
+                    if (ctx > 1000) line(t, "tree, far");
+                    cuda_attention_tuning.places = cuda_attention_tuning.far = 0;
                     drop(t);
                 }
         return 0;

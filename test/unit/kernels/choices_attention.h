@@ -22,6 +22,7 @@ static inline struct attn_device attention_device(const struct cuda_device *dev)
                 a.clusters[i][wide][leaves - 1] = dev->sm_count / blocks * (fit < 2 ? fit : 2);
             }
     a.places[1] = a.places[2] = 2;
+    a.paths[1] = a.paths[2] = 2;
     a.columns[3] = 1;
     a.waits = true;
     return a;
@@ -55,8 +56,9 @@ struct attention_part {
     uint32_t type; /* of the cache */
 };
 
+/* tree: of its rows; without "one launch" what all of them see by the form named, or as attn_tree has it. */
 static inline void attention_lines(FILE *out, const struct shapes *m, const struct attention_part *p,
-                                   const struct choice_device *d, int32_t context)
+                                   const struct choice_device *d, int32_t context, bool tree)
 {
     static const int32_t more[] = {65, 128, 512, 2048};
     const struct attn_device attn = attention_device(&d->dev);
@@ -64,9 +66,10 @@ static inline void attention_lines(FILE *out, const struct shapes *m, const stru
     const int32_t ring = p->window ? p->window + 256 : context, cap = (ring + 255) / 256 * 256;
     const struct kn_kv kv = {NULL, NULL, {p->type, p->type}, cap, p->n_kv, p->d};
     struct choice_run run = {.out = out};
-    snprintf(run.subject, sizeof run.subject, "attention %s %s %s %s %d", m->name, p->name,
-             kn_kv_name(p->type), d->name, context);
-    for (int32_t i = 1; i <= CHOICE_ROWS + (int32_t)(sizeof more / sizeof *more); i++) {
+    snprintf(run.subject, sizeof run.subject, "attention %s %s %s %s %s%d", m->name, p->name,
+             kn_kv_name(p->type), d->name, tree ? "tree " : "", context);
+    for (int32_t i = tree ? 2 : 1; i <= CHOICE_ROWS + (tree ? 0 : (int32_t)(sizeof more / sizeof *more));
+         i++) {
         const int32_t n = i <= CHOICE_ROWS ? i : more[i - CHOICE_ROWS - 1];
         const struct attn_call c = {.n = n,
                                     .n_head = m->n_head,
@@ -84,9 +87,17 @@ static inline void attention_lines(FILE *out, const struct shapes *m, const stru
                                     .folds = attn_can_fold(n, p->d, m->gated ? 64 : p->d, false),
                                     .maps = true,
                                     .scratch_bytes = attn_scratch(CHOICE_ROWS, m->n_head, &kv, p->window)};
-        const struct attn_plan plan = attn_plan_of(&d->dev, &attn, &c);
-        char text[CHOICE_TEXT];
-        attention_text(&plan, text, sizeof text);
+        char text[CHOICE_TEXT] = "two launches";
+        struct attn_plan plan;
+        if (!tree) {
+            plan = attn_plan_of(&d->dev, &attn, &c);
+            attention_text(&plan, text, sizeof text);
+        } else if (attn_plan_tree(&d->dev, &attn, &c, &plan)) {
+            snprintf(text, sizeof text, "one launch, %d %s blocks %d%s", plan.slots,
+                     plan.leaves ? "leaves" : "nodes", plan.blocks, plan.fold ? " fold" : "");
+        } else if (attn_plan_tree_far(&d->dev, &c, &plan)) {
+            attention_text(&plan, text, sizeof text);
+        }
         choice_row(&run, n, text);
     }
     choice_end(&run);
@@ -98,6 +109,7 @@ static inline void choose_attention(FILE *out)
                                          "gemma-4-31b",     "qwen3.5-35b-a3b", "qwen3-30b-a3b",
                                          "gemma-4-26b-a4b", "qwen3-8b-dflash", "gemma-4-31b-dflash"};
     static const int32_t contexts[] = {512, 4096, 16384, 65536};
+    static const int32_t tree_contexts[] = {512, 2048, 2560, 3072, 4096, 8192, 65536};
     static const int32_t heads[] = {64, 80, 128, 256, 512};
     static const uint32_t types[] = {KN_F16, KN_BF16, KN_F32, KN_Q8_0, KN_TQ3_0};
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
@@ -115,8 +127,16 @@ static inline void choose_attention(FILE *out)
         for (int k = 0; k < n; k++)
             for (int d = 0; d < (i < 4 ? CHOICE_DEVICES : 1); d++)
                 for (size_t c = 0; c < sizeof contexts / sizeof *contexts; c++)
-                    attention_lines(out, &m, &p[k], &choice_devices[d], contexts[c]);
+                    attention_lines(out, &m, &p[k], &choice_devices[d], contexts[c], false);
     }
+    for (size_t i = 0; i < 4; i++)
+        for (size_t c = 0; c < sizeof tree_contexts / sizeof *tree_contexts; c++) {
+            const struct shapes m = shapes_of(models[i]);
+            const struct attention_part p =
+                m.wide_head ? (struct attention_part){"wide", m.wide_head, m.wide_kv, 0, KN_F16}
+                            : (struct attention_part){"heads", m.head, m.n_kv, 0, KN_F16};
+            attention_lines(out, &m, &p, &choice_devices[0], tree_contexts[c], true);
+        }
     /* Which form takes what, of one row, of 64 and of a prompt: on a device with early launches, and without.
      */
     for (int d = 0; d < 2; d++)
