@@ -625,22 +625,17 @@ static bool plan_group(const struct cuda_device *dev, const struct attn_call *c,
     return true;
 }
 
-/* What all rows of a tree see, by attn_far: over more keys than one launch takes; sooner where there are
- * several groups. One launch beside it, us, heads of 128: 64 (row, head)s over 3,900 keys 36, 45; 128 over
- * 2,700 42, 40; 256 over 1,900 69, 46 at most. Heads of 256: 96 over 3,900 49, 56; 192 over 1,900 65, 51. */
-static bool tree_far_wins(const struct attn_call *c)
-{
-    const int32_t groups = far_groups(c->n, c->n_head / c->n_kv), most = groups > 2 ? 3
-                                                                         : groups == 2 && c->d == 128
-                                                                             ? 5
-                                                                             : PATHS_KEYS / ATTN_NODE;
-    return units_of(c, ATTN_NODE) > most;
-}
-
+/* What all rows of a tree see, by attn_far: where one launch does not have it all. */
 bool attn_plan_tree_far(const struct cuda_device *dev, const struct attn_call *c, struct attn_plan *p)
 {
-    return !c->window && plan_far(dev, c, tree_far_wins(c), p) && p->turn == p->groups && !p->leaves;
+    return !c->window && plan_far(dev, c, units_of(c, ATTN_NODE) > 2, p) && p->turn == p->groups &&
+           !p->leaves;
 }
+
+/* Leaves that a block of one launch has at most: more, and attn_far wins (docs/speed/trees.md). One that
+ * hands nothing on needs less for each. */
+#define TREE_LEAVES 10
+#define TREE_LEAVES_ALONE 20
 
 bool attn_plan_tree(const struct cuda_device *dev, const struct attn_device *attn, const struct attn_call *c,
                     struct attn_plan *p)
@@ -648,10 +643,13 @@ bool attn_plan_tree(const struct cuda_device *dev, const struct attn_device *att
     struct attn_plan far;
     int32_t slots;
     memset(p, 0, sizeof *p);
-    if (c->window || !places_slots(attn, c, PATHS_KEYS, &slots) || !takes(ATTN_PLACES, dev, c)) return false;
-    if (cuda_attention_tuning.far != 2 && tree_far_wins(c) && attn_plan_tree_far(dev, c, &far)) return false;
-    if (!fill_places(dev, c, slots, attn->paths[attn_size_index(c->d)], attn_paths_bytes(c->d, c->n),
+    if (c->window || !places_slots(attn, c, PATHS_KEYS, &slots) || !takes(ATTN_PLACES, dev, c) ||
+        !fill_places(dev, c, slots, attn->paths[attn_size_index(c->d)], attn_paths_bytes(c->d, c->n),
                      ATTN_PATHS_BYTES, p))
+        return false;
+    const int32_t each = (slots + p->blocks - 1) / p->blocks;
+    if (cuda_attention_tuning.far != 2 && each > (p->blocks == 1 ? TREE_LEAVES_ALONE : TREE_LEAVES) &&
+        attn_plan_tree_far(dev, c, &far))
         return false;
     p->fold = folds(c, p);
     return true;
