@@ -327,15 +327,7 @@ DEV void code_queries(const struct attn &a, uint32_t type, uint4 *to, float *uni
 #pragma unroll
         for (int i = 0; i < N; i++) {
             const int r = r0 + i * WARPS;
-            float top = 0.0f;
-#pragma unroll
-            for (int j = 0; j < W; j++) top = fmaxf(top, fabsf(x[i][j]));
-            top = kv_warp_max(top);
-            int e = (__float_as_int(top) >> 23) - 126; /* top < 2^e */
-            e = top == INFINITY || e < -100 ? 0 : e > 126 ? 126 : e;
-            const float down = __int_as_float((127 - e) << 23);
-            if (lane == 0)
-                unit[r] = __fmul_rn(__fmul_rn(a.scale, 0x1.715476p+0f), __int_as_float((127 + e) << 23));
+            const float down = code_down<W>(x[i], a.scale, unit + r);
             const int step = lane / 16, c = lane % 16 / 4, word = lane % 4 / 2 * 2 + r % TILE / 8;
 #pragma unroll
             for (int j = 0; j < W; j++) {

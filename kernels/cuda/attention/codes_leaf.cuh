@@ -33,6 +33,24 @@ DEV uint32_t scale_twice(const unsigned char *p)
     return h | h << 16;
 }
 
+/* ---- queries ---- */
+
+/* What a rotated query is multiplied by, a power of two: x [W] of a lane; to at most 1. *unit: what its
+ * scores are multiplied by, in the scale of base 2. */
+template <int W> DEV float code_down(const float x[W], float scale, float *unit)
+{
+    float top = 0.0f;
+#pragma unroll
+    for (int j = 0; j < W; j++) top = fmaxf(top, fabsf(x[j]));
+    top = kv_warp_max(top);
+    int e = (__float_as_int(top) >> 23) - 126; /* top < 2^e */
+    e = top == INFINITY || e < -100 ? 0 : e > 126 ? 126 : e;
+    const float down = __int_as_float((127 - e) << 23);
+    if (threadIdx.x % 32 == 0)
+        *unit = __fmul_rn(__fmul_rn(scale, 0x1.715476p+0f), __int_as_float((127 + e) << 23));
+    return down;
+}
+
 /* ---- factors ---- */
 
 /* Of key `key`, columns 32 b on: y[s][h] are two of columns 16 s + 4 c on, 2 h further. */

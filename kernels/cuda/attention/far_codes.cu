@@ -3,9 +3,9 @@
  *
  * Bound: reading the codes once, or making halves of them: attn_codes makes them for two tiles and then again
  * for the next two. Here eight warps of a block do nothing else, four with keys and four with values: of
- * *items* of 64 keys. Codes come as boxes of tensor maps, which nobody waits for but who needs them; halves
- * times scales go to shared memory as the products of two groups of four warps want them (four.cuh): once for
- * 64 (row, head)s, or for 128.
+ * *items* of 64 keys. Low bits come as boxes of tensor maps, which nobody waits for but who needs them,
+ * scales and high bits by loads an item ahead; halves times scales go to shared memory as the products of two
+ * groups of four warps want them (four.cuh): once for 64 (row, head)s, or for 128.
  *
  *     codes   item 0, item 1, ...          boxes, a ring of as many as there is room for
  *     halves  K0 V0 K1 V1 K2 V2            three items' room, each part with its own barriers
@@ -16,8 +16,8 @@
  * that sum's own top; so an item is added to two sums, and the next one to the other two. One group: each
  * group of warps has two sums, and at a node's end the second hands its own to the first. Two: items of even
  * number come first, what their sums came to waits in memory. Columns of keys stand in the order in which
- * attn_codes multiplies them. rope_store is a launch before, or its work is done here (a.fold), as in far.cu.
- */
+ * attn_codes multiplies them. rope_store is a launch before, or its work is done here (a.fold): queries by
+ * who multiplies them, new keys and values by who has the node that they are in. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #pragma nv_diag_suppress 177 /* nothing of this is for such a device */
 #endif
@@ -444,16 +444,7 @@ DEV void queries(const struct codes_args &p, uint8_t *to, float *units, int tile
 #pragma unroll
         for (int i = 0; i < N; i++) {
             const int r = row64 + r0 + i;
-            float top = 0.0f;
-#pragma unroll
-            for (int j = 0; j < W; j++) top = fmaxf(top, fabsf(x[i][j]));
-            top = kv_warp_max(top);
-            int e = (__float_as_int(top) >> 23) - 126; /* top < 2^e */
-            e = top == INFINITY || e < -100 ? 0 : e > 126 ? 126 : e;
-            const float down = __int_as_float((127 - e) << 23);
-            if (lane == 0)
-                units[r0 + i] =
-                    __fmul_rn(__fmul_rn(a.scale, 0x1.715476p+0f), __int_as_float((127 + e) << 23));
+            const float down = code_down<W>(x[i], a.scale, units + r0 + i);
 #pragma unroll
             for (int j = 0; j < W; j++) {
                 const int at = j % 2 * 32 + col;

@@ -378,14 +378,7 @@ DEV void code_half_meet(int half)
 DEV void code_query(const float x[4], float scale, const code_room &m, int r)
 {
     const int lane = threadIdx.x % 32;
-    float top = 0.0f;
-#pragma unroll
-    for (int j = 0; j < 4; j++) top = fmaxf(top, fabsf(x[j]));
-    top = kv_warp_max(top);
-    int e = (__float_as_int(top) >> 23) - 126; /* top < 2^e */
-    e = top == INFINITY || e < -100 ? 0 : e > 126 ? 126 : e;
-    const float down = __int_as_float((127 - e) << 23);
-    if (lane == 0) m.units[r] = __fmul_rn(__fmul_rn(scale, 0x1.715476p+0f), __int_as_float((127 + e) << 23));
+    const float down = code_down<4>(x, scale, m.units + r);
     uint16_t *to = (uint16_t *)(m.queries + lane / 16 * 32 + r * 4 + lane % 16 / 4) + lane % 4;
 #pragma unroll
     for (int j = 0; j < 4; j++) to[j * (2 * 32 * 4)] = to_half<false>(__fmul_rn(x[j], down));
