@@ -328,6 +328,15 @@ static void prepares(struct cuda_backend *be, const struct kn_attention *a, cons
     p->gate = a->gate;
 }
 
+static int launch_codes(struct cuda_backend *be, const struct kn_attention *a, const struct attn *p,
+                        const struct attn_plan *plan)
+{
+    const int rc = attn_codes_launch(be, a, p, plan);
+    if (p->fold) cuda_ring_written(be, p->k);
+    if (p->prepare && rc == 0) mm_prepared(be, p->out, p->gate, p->n, &p->then, p->act);
+    return rc;
+}
+
 static int launch_few(struct cuda_backend *be, const struct kn_attention *a, const struct kn_rope_store *s,
                       struct attn p, const struct attn_plan *plan)
 {
@@ -338,13 +347,6 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
         return rc;
     if (plan->turn < 1 && plan->form != ATTN_CLUSTERS && plan->form != ATTN_ANY) return no_room(be, a, p);
     p.early = p.known = plan->form != ATTN_CODES && reads_early(be, a, !p.fold);
-    if (plan->form == ATTN_CODES || plan->form == ATTN_FAR_CODES) {
-        prepares(be, a, plan, &p);
-        rc = attn_codes_launch(be, a, &p, plan);
-        if (p.fold) cuda_ring_written(be, p.k);
-        if (p.prepare && rc == 0) mm_prepared(be, p.out, p.gate, p.n, &p.then, p.act);
-        return rc;
-    }
     if (plan->form == ATTN_COLUMNS) {
         unsigned char *queries = (unsigned char *)be->attn_places + ATTN_PATHS_BYTES;
         if ((rc = attn_rows_launch(be, s, &p, queries))) return rc;
@@ -354,6 +356,7 @@ static int launch_few(struct cuda_backend *be, const struct kn_attention *a, con
     prepares(be, a, plan, &p);
     if (plan->form == ATTN_CLUSTERS) return launch_clusters(be, a, &p, plan);
     if (plan->form == ATTN_ANY) return launch_any(be, a, p);
+    if (plan->form == ATTN_CODES || plan->form == ATTN_FAR_CODES) return launch_codes(be, a, &p, plan);
     return launch_turns(be, &p, plan);
 }
 

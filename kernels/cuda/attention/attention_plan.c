@@ -38,8 +38,13 @@ const struct attn_takes attn_table[ATTN_FORMS] = {
                       .halves = true,
                       .codes = true},
     [ATTN_GROUP] = {.name = "group", .heads = {128}, .from = ATTN_FEW + 1, .halves = true, .early = true},
-    [ATTN_FAR_CODES] =
-        {.name = "far codes", .heads = {128}, .from = 2, .to = ATTN_FEW, .codes = true, .early = true},
+    [ATTN_FAR_CODES] = {.name = "far codes",
+                        .heads = {128},
+                        .from = 2,
+                        .to = ATTN_FEW,
+                        .codes = true,
+                        .both = true,
+                        .early = true},
     [ATTN_CODES] =
         {.name = "codes", .heads = {64, 128, 256, 512}, .to = ATTN_FEW, .codes = true, .sinks = true},
 };
@@ -59,8 +64,8 @@ bool attn_form_takes(enum attn_form form, const struct cuda_device *dev, int32_t
     for (int i = 0; i < ATTN_SIZES && t->heads[i]; i++) head |= t->heads[i] == d;
     if (!head || n < t->from || (t->to && n > t->to) || (t->early && !cuda_device_early(dev))) return false;
     if (t->wide_types) return kn_kv_known(k_type) && kn_kv_known(v_type);
-    if (coded(k_type, v_type)) /* FAR_CODES: both of them */
-        return t->codes && (form != ATTN_FAR_CODES || (kn_kv_coded(k_type) && kn_kv_coded(v_type))) &&
+    if (coded(k_type, v_type))
+        return t->codes && (!t->both || (kn_kv_coded(k_type) && kn_kv_coded(v_type))) &&
                d % kn_kv_block(k_type) == 0 && d % kn_kv_block(v_type) == 0;
     return t->halves && k_type == v_type && (k_type == KN_F16 || k_type == KN_BF16);
 }
@@ -513,7 +518,7 @@ static int32_t alike(int32_t n, int32_t most)
 int32_t attn_far_codes_side(int32_t d, uint32_t type)
 {
     const struct kv_layout *y = kv_layout_of(type);
-    return y ? 64 * (d * y->low / 8) : 0;
+    return y ? ATTN_FAR_CODES_ITEM * (d * y->low / 8) : 0;
 }
 /* One group of rows: always, but for one tile over very many keys, where halves cost more than they save,
  * which is later where both sides are Q8_0. Several: over so many keys; of an odd number the last has half a
@@ -546,6 +551,8 @@ static bool plan_far_codes(const struct cuda_device *dev, const struct attn_call
     p->turn = alike(groups, room < (size_t)groups ? (int32_t)room : groups);
     const int32_t pairs = (p->turn + 1) / 2;
     p->blocks = far_blocks(dev, c, pairs);
+    p->fold = folds(c, p);
+    /* A block's share, and small nodes that it may have on top. */
     return p->turn > 0 && p->slots / (p->blocks / (pairs * c->n_kv)) + 20 <= ATTN_FAR_CODES_NODES;
 }
 
@@ -575,10 +582,7 @@ static void plan_few(const struct cuda_device *dev, const struct attn_device *at
                      struct attn_plan *p)
 {
     const struct cuda_attention_tuning *t = &cuda_attention_tuning;
-    if (plan_codes(dev, c, p)) {
-        p->fold = p->form == ATTN_FAR_CODES && folds(c, p);
-        return;
-    }
+    if (plan_codes(dev, c, p)) return;
     if (t->far == 2 && plan_far(dev, c, true, p)) return;
     const bool places = plan_places(dev, attn, c, p);
     if (!places && plan_far(dev, c, far_wins(c), p)) return;

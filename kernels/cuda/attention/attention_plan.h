@@ -37,8 +37,7 @@ enum attn_form {
     ATTN_PREFILL,   /* attention/prefill.cu */
     ATTN_GROUP,     /* attention/group.cu: products of four warps */
     ATTN_CODES,     /* attention/codes.cuh: quantised caches, partial results in memory, and a merge */
-    ATTN_FAR_CODES, /* attention/far_codes.cu: the same of several rows over long contexts, products of four
-                       warps */
+    ATTN_FAR_CODES, /* attention/far_codes.cu: the same of several rows, products of four warps */
     ATTN_FORMS
 };
 
@@ -48,7 +47,8 @@ struct attn_takes {
     int32_t heads[ATTN_SIZES]; /* head sizes; 0: no more; heads[0] 0: all up to 512 */
     int32_t from, to;          /* rows; 0: any */
     bool wide_types;           /* takes all types, K and V each its own; else F16 or BF16, both alike, */
-    bool halves, codes;        /* and these; also quantised ones, K and V each its own, F16 beside them */
+    bool halves, codes;        /* and these; also quantised ones, K and V each its own, F16 beside them, */
+    bool both;                 /* or not: K and V both quantised */
     bool early;                /* only where cuda_device_early */
     bool sinks;                /* takes kn_attention.sinks */
 };
@@ -129,12 +129,13 @@ size_t attn_codes_bytes(int32_t d, int32_t tiles, uint32_t k_type, uint32_t v_ty
  * scratch for and the next begins with a tile; 0: of those there is no room. slots: nodes. */
 int32_t attn_codes_turn(int32_t n, int32_t n_rep, int32_t n_kv, int32_t d, int32_t slots,
                         size_t scratch_bytes);
-/* Low bits of a side of an item of attn_far_codes: a box of 64 rows. */
+/* Low bits of a side of an item of attn_far_codes, so many keys: a box of as many rows. */
+#define ATTN_FAR_CODES_ITEM 64
 int32_t attn_far_codes_side(int32_t d, uint32_t type);
 size_t attn_prefill_bytes(int32_t d, int32_t warps, int32_t *tiles, int32_t *chunks);
 #define ATTN_GROUP_BYTES 165952
 #define ATTN_FAR_BYTES 231104
-/* Without codes; items of 64 keys' codes, and nodes, that a block has at most. */
+/* Without codes; items' codes, and nodes, that a block has at most. */
 #define ATTN_FAR_CODES_BYTES 157696
 #define ATTN_FAR_CODES_MOST 8
 #define ATTN_FAR_CODES_NODES 512

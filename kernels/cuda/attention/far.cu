@@ -101,15 +101,6 @@ struct walk {
     }
 };
 
-/* A place of a ring and the parity of the turn. */
-struct place {
-    uint32_t at, phase;
-    __device__ __forceinline__ void next(uint32_t stages)
-    {
-        if (++at == stages) at = 0, phase ^= 1;
-    }
-};
-
 /* One thread: keys and values, leaf by leaf; keys of the next leaf before values of this one, where they are
  * wanted in that order (AHEAD). What the pass before has not written yet waits for it. */
 template <int D>

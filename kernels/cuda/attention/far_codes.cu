@@ -1,4 +1,4 @@
-/* attention/far_codes.cu - attention of 2 to FEW rows over long quantised caches, heads of 128, by products
+/* attention/far_codes.cu - attention of 2 to FEW rows over quantised caches, heads of 128, by products
  * of four warps (compute capability 9.0).
  *
  * Bound: reading the codes once, or making halves of them: attn_codes makes them for two tiles and then again
@@ -33,7 +33,7 @@ namespace far_codes
 using namespace four;
 enum {
     D = 128,
-    ITEM = 64,
+    ITEM = ATTN_FAR_CODES_ITEM,
     LEAF = ATTN_CODES_LEAF(D),
     TILES = 4, /* of a group of rows: a warp each */
     GROUPS = 2,
@@ -243,13 +243,6 @@ DEV uint32_t make_halves(uint8_t *to, const unsigned char *raw, int first, bool 
     }
     return bad;
 }
-struct place {
-    uint32_t at, phase;
-    __device__ __forceinline__ void next()
-    {
-        if (++at == STAGES) at = 0, phase ^= 1;
-    }
-};
 
 /* A ring of items' codes: keys', then values'. */
 struct code_ring {
@@ -281,8 +274,7 @@ DEV void wait_for_rows(const attn &a, bool &waited, int item, int pos0, uint64_t
  * registers are few. */
 struct asking {
     struct walk now;
-    int slot;
-    uint32_t phase;
+    struct place slot;
     bool waited, more;
 };
 DEV void ask(volatile int *at, const struct codes_args &p, const struct maps *m, const struct work &o,
@@ -292,27 +284,27 @@ DEV void ask(volatile int *at, const struct codes_args &p, const struct maps *m,
     const attn &a = p.a;
     struct asking s;
     s.now.node = at[0], s.now.from = at[1], s.now.to = at[2], s.now.at = at[3], s.now.odd = at[4];
-    s.slot = at[5], s.phase = (uint32_t)at[6], s.waited = at[7], s.more = at[8];
+    s.slot = {(uint32_t)at[5], (uint32_t)at[6]}, s.waited = at[7], s.more = at[8];
 #pragma unroll 1
     for (; times && s.more; times--) {
         s.more = s.now.next(a, nodes, seen, both);
         if (!s.more) break;
         wait_for_rows(a, s.waited, s.now.at, pos0, made);
-        bar_wait(ring.empty + s.slot, s.phase);
+        bar_wait(ring.empty + s.slot.at, s.slot.phase);
         if (threadIdx.x % 32 == 0) {
-            const uint32_t to = shared_at(ring.at) + (uint32_t)(s.slot * ring.each);
+            const uint32_t to = shared_at(ring.at) + s.slot.at * (uint32_t)ring.each;
             const uint64_t policy = p.turned <= 2 * TILES ? WEIGHTS_POLICY : BOX_KEPT;
             const int row = KV_SLOT(a.where, s.now.at * ITEM);
-            uint64_t *const full = ring.full + s.slot;
+            uint64_t *const full = ring.full + s.slot.at;
             bar_expect(full, (uint32_t)ring.each);
             box_2d(to, m->side, o.kv_head * p.k.head[0], row, full, policy);
             box_2d(to + (uint32_t)p.values_at, m->side + 1, o.kv_head * p.v.head[0], row, full, policy);
         }
-        if (++s.slot == ring.stages) s.slot = 0, s.phase ^= 1;
+        s.slot.next((uint32_t)ring.stages);
     }
     __syncwarp();
     at[0] = s.now.node, at[1] = s.now.from, at[2] = s.now.to, at[3] = s.now.at, at[4] = s.now.odd;
-    at[5] = s.slot, at[6] = (int)s.phase, at[7] = s.waited, at[8] = s.more;
+    at[5] = (int)s.slot.at, at[6] = (int)s.slot.phase, at[7] = s.waited, at[8] = s.more;
     __syncwarp();
 }
 /* Four warps that make halves, of keys or of values, of items in order: who takes every other item of three
@@ -338,9 +330,7 @@ DEV void make(const struct codes_args &p, const struct maps *m, const struct wor
     struct walk now;
     now.open();
     bool more = now.next(a, nodes, seen, both), waited = !a.early && !a.fold;
-    int slot = 0;
-    uint32_t phase = 0;
-    struct place at = {0, 1};
+    struct place slot = {0, 0}, at = {0, 1};
     const int64_t scale_at = side.scale + o.kv_head * side.head[2],
                   high_at = side.high + o.kv_head * side.head[1];
     const auto row_at = [&](int item) {
@@ -356,23 +346,24 @@ DEV void make(const struct codes_args &p, const struct maps *m, const struct wor
             if (kv_code<TYPE>::HIGH) x.ask_high(side, row + high_at, t);
         }
     }
-    int made_before = 0;
+    int turns = 0;
 #pragma unroll 1
     while (more) {
         const int p0 = now.at * ITEM;
         const bool ragged = p0 < whole.lo || p0 + ITEM > whole.hi;
         more = now.next(a, nodes, seen, both);
-        if (asks && made_before++ > 1) /* of two before, which others have taken by now */
+        if (asks && turns++ > 1) /* to the place of two items before, which others have taken by now */
             ask(asking_at, p, m, o, nodes, seen, pos0, both, ring, made, 1);
         const unsigned char *row = nullptr;
         if (more) {
             wait_for_rows(a, waited, now.at, pos0, made);
             row = row_at(now.at);
         }
-        const unsigned char *const codes = ring.at + slot * ring.each + (VALUES ? p.values_at : 0);
+        const unsigned char *const codes =
+            ring.at + slot.at * (uint32_t)ring.each + (VALUES ? p.values_at : 0);
         uint8_t *const to = base + AT_HALVES + at.at * 2 * PART + (VALUES ? PART : 0);
         uint64_t *const full = bars + 2 * at.at + (VALUES ? 1 : 0), *const empty = full + 2 * STAGES;
-        bar_wait(ring.full + slot, phase);
+        bar_wait(ring.full + slot.at, slot.phase);
         bar_wait(empty, at.phase);
         const uint32_t bad = make_halves<TYPE, VALUES>(
             to, codes, first, ragged, x, side, row ? row + scale_at : nullptr, row ? row + high_at : nullptr);
@@ -381,10 +372,10 @@ DEV void make(const struct codes_args &p, const struct maps *m, const struct wor
         __syncwarp();
         if (lane == 0) {
             bar_arrive(full);
-            bar_arrive(ring.empty + slot);
+            bar_arrive(ring.empty + slot.at);
         }
-        if (++slot == ring.stages) slot = 0, phase ^= 1;
-        at.next();
+        slot.next((uint32_t)ring.stages);
+        at.next(STAGES);
     }
 }
 
@@ -694,7 +685,7 @@ __global__ void __launch_bounds__(ALL_THREADS, 1)
             for (int item = both ? of.from + ((of.from ^ pass) & 1) : of.from; item < of.to;
                  item += both ? 2 : 1) {
                 if (!both && (item & 1) != group) { /* the other's */
-                    at.next();
+                    at.next(STAGES);
                     continue;
                 }
                 const int p0 = item * ITEM;
@@ -744,7 +735,7 @@ __global__ void __launch_bounds__(ALL_THREADS, 1)
                 settle_128(sums[0].acc);
                 settle_128(sums[1].acc);
                 if (lane == 0) bar_arrive(empty + 1);
-                at.next();
+                at.next(STAGES);
                 if (bad) { /* who sees it gets none */
                     const uint64_t b0 = bad & bits_of(visible_at(a, tile * TILE + g, pos0, bound), p0),
                                    b1 = bad & bits_of(visible_at(a, tile * TILE + g + 8, pos0, bound), p0);

@@ -44,6 +44,14 @@ DEV void products_end()
     products_commit();
     products_wait();
 }
+/* Of a ring of places with a barrier each: one, and the parity of its turn. */
+struct place {
+    uint32_t at, phase;
+    __device__ __forceinline__ void next(uint32_t stages)
+    {
+        if (++at == stages) at = 0, phase ^= 1;
+    }
+};
 /* Rows from `row` of a head, 64 columns, to shared memory: as many rows as the map's box has. policy: of the
  * L2 cache, BOX_KEPT or WEIGHTS_POLICY. */
 #define BOX_KEPT 0x1000000000000000ull

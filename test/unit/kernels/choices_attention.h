@@ -56,7 +56,8 @@ struct attention_part {
     uint32_t type; /* of the cache */
 };
 
-/* tree: of its rows; without "one launch" what all of them see by the form named, or as attn_tree has it. */
+/* tree: rows of a tree. "one launch": all by attn_places; a form's name: that one has what all rows see,
+ * before attn_tree_paths; "two launches": attn_tree has both. */
 static inline void attention_lines(FILE *out, const struct shapes *m, const struct attention_part *p,
                                    const struct choice_device *d, int32_t context, bool tree)
 {
