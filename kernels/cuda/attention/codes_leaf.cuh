@@ -53,24 +53,40 @@ template <int W> DEV float code_down(const float x[W], float scale, float *unit)
 
 /* ---- factors ---- */
 
-/* Of key `key`, columns 32 b on: y[s][h] are two of columns 16 s + 4 c on, 2 h further. */
-template <uint32_t TYPE, int D, int LEAF>
-DEV void key_factors(uint32_t y[2][2], const unsigned char *k, int key, int b, int odd)
+/* Of a key, 32 columns, whose codes begin at low and high; d: their scale, twice. y[s][h] are two of columns
+ * 16 s + 4 c on, 2 h further. */
+template <uint32_t TYPE>
+DEV void key_factors_at(uint32_t y[2][2], const unsigned char *low, const unsigned char *high, uint32_t d)
 {
-    using S = staged<TYPE, D>;
     const int c = threadIdx.x % 4;
-    const unsigned char *low = k + key * S::LOW_PITCH + b * (S::LOW * 32 / D),
-                        *high = k + S::high_at(LEAF) + key * S::HIGH_PITCH + 4 * b,
-                        *scale = k + S::scale_at(LEAF) + key * S::SCALE_PITCH +
-                                 b * 32 / kv_code<TYPE>::GROUP * 2 + odd;
-    const uint32_t d = scale_twice(scale);
 #pragma unroll
     for (int s = 0; s < 2; s++) {
         kv_halves_of<TYPE>(kv_four<TYPE>(low, high, 4 * s + c), y[s]);
         y[s][0] = kv_mul(y[s][0], d), y[s][1] = kv_mul(y[s][1], d);
     }
 }
-/* Of the values of `key` and the next, of C columns: y[t] is column 32 b + 4 g + t of both. */
+/* Of key `key` of a leaf, columns 32 b on. */
+template <uint32_t TYPE, int D, int LEAF>
+DEV void key_factors(uint32_t y[2][2], const unsigned char *k, int key, int b, int odd)
+{
+    using S = staged<TYPE, D>;
+    const unsigned char *low = k + key * S::LOW_PITCH + b * (S::LOW * 32 / D),
+                        *high = k + S::high_at(LEAF) + key * S::HIGH_PITCH + 4 * b,
+                        *scale = k + S::scale_at(LEAF) + key * S::SCALE_PITCH +
+                                 b * 32 / kv_code<TYPE>::GROUP * 2 + odd;
+    key_factors_at<TYPE>(y, low, high, scale_twice(scale));
+}
+/* Of the values of a key and the next, 32 columns, whose codes begin at low and high, so many bytes before
+ * the next one's; d: both scales. y[t] is column 4 g + t of both. */
+template <uint32_t TYPE>
+DEV void value_factors_at(uint32_t y[4], const unsigned char *low, int low_pitch, const unsigned char *high,
+                          int high_pitch, uint32_t d, int g)
+{
+    kv_crossed<TYPE>(kv_four<TYPE>(low, high, g), kv_four<TYPE>(low + low_pitch, high + high_pitch, g), y);
+#pragma unroll
+    for (int t = 0; t < 4; t++) y[t] = kv_mul(y[t], d);
+}
+/* Of key `key` of a leaf and the next, of C columns those from 32 b on. */
 template <uint32_t TYPE, int C, int LEAF>
 DEV void value_factors(uint32_t y[4], const unsigned char *v, int key, int b, int g, int odd)
 {
@@ -81,10 +97,7 @@ DEV void value_factors(uint32_t y[4], const unsigned char *v, int key, int b, in
                                  b * 32 / kv_code<TYPE>::GROUP * 2 + odd;
     const uint32_t d = *(const uint16_t *)scale | (uint32_t) * (const uint16_t *)(scale + S::SCALE_PITCH)
                                                       << 16;
-    kv_crossed<TYPE>(kv_four<TYPE>(low, high, g), kv_four<TYPE>(low + S::LOW_PITCH, high + S::HIGH_PITCH, g),
-                     y);
-#pragma unroll
-    for (int t = 0; t < 4; t++) y[t] = kv_mul(y[t], d);
+    value_factors_at<TYPE>(y, low, S::LOW_PITCH, high, S::HIGH_PITCH, d, g);
 }
 
 /* ---- values that are no numbers ---- */

@@ -251,6 +251,28 @@ static __device__ __forceinline__ void kv_turn_head(float x[W], uint32_t type, b
         for (int j = 0; j < W; j++) x[j] = kv_signed(x[j], kv_sign_mask(!back, j % 4) >> lane);
 }
 
+/* The same of a head of 128 into the space of keys of a quantised type, without a branch: several side by
+ * side wait for one chain of latencies. */
+static __device__ __forceinline__ void kv_turn_keys(float x[4], uint32_t type)
+{
+    const int lane = threadIdx.x % 32;
+    const uint32_t signs = type == KN_TQ3_0 ? ~0u : 0u;
+#pragma unroll
+    for (int j = 0; j < 4; j++) x[j] = kv_signed(x[j], (kv_sign_mask(0, j) & signs) >> lane);
+    kv_hadamard<4>(x, 128);
+#pragma unroll
+    for (int j = 0; j < 4; j++) x[j] = kv_signed(x[j], (kv_sign_mask(1, j) & signs) >> lane);
+}
+
+/* And of values. */
+static __device__ __forceinline__ void kv_turn_values(float x[4], uint32_t type)
+{
+    if (type == KN_TQ3_0)
+        kv_turn_keys(x, type);
+    else
+        kv_hadamard<4>(x, 64);
+}
+
 static __device__ __forceinline__ int kv_turn_size_of(uint32_t type, int d) /* of keys */
 {
     return type == KN_TQ3_0 ? 128 : d;
@@ -334,75 +356,102 @@ static __device__ __forceinline__ float kv_warp_max(float x)
     for (int i = 16; i; i >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, i));
     return x;
 }
-/* Blocks of 32 of a head that is rotated already: x[d] in shared memory, to a row of n_kv heads. */
-static __device__ void kv_put_blocks(const float *x, int d, uint32_t type, unsigned char *low,
-                                     unsigned char *high, unsigned char *scale)
+/* Blocks of 32 of a head that is rotated already, n <= 4 of them: y[b] is the lane's number of block b. A
+ * lane makes a block's scale, so that one chain of divisions serves all. */
+static __device__ __forceinline__ void kv_put_blocks(const float y[4], int n, uint32_t type,
+                                                     unsigned char *low, unsigned char *high,
+                                                     unsigned char *scale)
 {
     const int lane = threadIdx.x % 32;
-    const float top = type == KN_Q8_0 ? 127.0f : type == KN_Q5_0 ? 15.0f : 7.0f;
-    for (int b = 0; b < d / 32; b++) {
-        const float y = x[32 * b + lane], hi = kv_warp_max(y), lo = -kv_warp_max(-y),
-                    peak = hi > -lo ? hi : lo;
-        const bool fine = __all_sync(~0u, __fsub_rn(y, y) == 0.0f);
-        const float want = type == KN_Q8_0 ? __fdiv_rn(fabsf(peak), 127.0f) : __fdiv_rn(peak, -(top + 1.0f));
-        const __half h = fine ? __float2half_rn(want) : __ushort_as_half(0x7e00);
-        const float s = __half2float(h), inv = s == 0.0f || s != s ? 0.0f : __fdiv_rn(1.0f, s);
-        float z = s != s ? 0.0f : __fmul_rn(y, inv);
-        const float least = type == KN_Q8_0 ? -127.0f : -(top + 1.0f);
+    const float top = type == KN_Q8_0   ? 127.0f
+                      : type == KN_Q5_0 ? 15.0f
+                                        : 7.0f,
+                least = type == KN_Q8_0 ? -127.0f : -(top + 1.0f);
+    float hi[4], lo[4], peak = 0.0f;
+    bool fine = false;
+#pragma unroll
+    for (int b = 0; b < 4; b++) hi[b] = y[b], lo[b] = -y[b];
+#pragma unroll
+    for (int i = 16; i; i >>= 1)
+#pragma unroll
+        for (int b = 0; b < 4; b++) {
+            hi[b] = fmaxf(hi[b], __shfl_xor_sync(~0u, hi[b], i));
+            lo[b] = fmaxf(lo[b], __shfl_xor_sync(~0u, lo[b], i));
+        }
+#pragma unroll
+    for (int b = 0; b < 4; b++) {
+        const bool all = __all_sync(~0u, __fsub_rn(y[b], y[b]) == 0.0f);
+        if (lane % 4 == b) fine = all, peak = hi[b] > lo[b] ? hi[b] : -lo[b];
+    }
+    const float want = type == KN_Q8_0 ? __fdiv_rn(fabsf(peak), 127.0f) : __fdiv_rn(peak, least);
+    const __half h = fine ? __float2half_rn(want) : __ushort_as_half(0x7e00);
+    const float own = __half2float(h), inverse = own == 0.0f || own != own ? 0.0f : __fdiv_rn(1.0f, own);
+    if (lane < n) *(__half *)(scale + 2 * lane) = h;
+#pragma unroll
+    for (int b = 0; b < 4; b++) {
+        const float s = __shfl_sync(~0u, own, b), inv = __shfl_sync(~0u, inverse, b);
+        float z = s != s ? 0.0f : __fmul_rn(y[b], inv);
         z = z < least ? least : z > top ? top : z;
         const int q = __float2int_rn(z);
-        if (lane == 0) *(__half *)(scale + 2 * b) = h;
         if (type == KN_Q8_0) {
-            low[32 * b + lane] = (unsigned char)q;
+            if (b < n) low[32 * b + lane] = (unsigned char)q;
             continue;
         }
         const unsigned c = (unsigned)(q + (type == KN_Q5_0 ? 16 : 8)), above = __shfl_down_sync(~0u, c, 16);
-        if (lane < 16) low[16 * b + lane] = (unsigned char)((c & 15) | (above & 15) << 4);
+        if (b < n && lane < 16) low[16 * b + lane] = (unsigned char)((c & 15) | (above & 15) << 4);
         if (type == KN_Q5_0) {
             const unsigned bit = (c >> 4 & 1) << (lane % 4 * 8 + lane % 16 / 4 + lane / 16 * 4);
             const unsigned all = __reduce_or_sync(~0u, bit);
-            if (lane == 0) *(uint32_t *)(high + 4 * b) = all;
+            if (b < n && lane == 0) *(uint32_t *)(high + 4 * b) = all;
         }
     }
 }
-/* Groups of 128 of tq3_0. */
-static __device__ void kv_put_groups(const float *x, int d, unsigned char *low, unsigned char *high,
-                                     unsigned char *scale)
+/* A group of 128 of tq3_0: y[j] is the lane's number of block j. */
+static __device__ __forceinline__ void kv_put_group(const float y[4], unsigned char *low, unsigned char *high,
+                                                    unsigned char *scale)
 {
     const int lane = threadIdx.x % 32;
-    for (int g = 0; g < d / 128; g++) {
-        const float *y = x + 128 * g;
-        float sum = 0.0f, length = 0.0f;
-        for (int j = 0; j < 4; j++) sum = __fmaf_rn(y[lane + 32 * j], y[lane + 32 * j], sum);
-        for (int i = 16; i; i >>= 1) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, i));
-        const float norm = __fsqrt_rn(sum);
-        for (int j = 0; j < 4; j++) {
-            const float v = y[lane + 32 * j];
-            unsigned c = 0;
-            c += v >= __fmul_rn(-0.154259f, norm), c += v >= __fmul_rn(-0.091775f, norm);
-            c += v >= __fmul_rn(-0.043589f, norm), c += v >= 0.0f, c += v >= __fmul_rn(0.043589f, norm);
-            c += v >= __fmul_rn(0.091775f, norm), c += v >= __fmul_rn(0.154259f, norm);
-            const float level = c == 0 || c == 7   ? 0.190685f
-                                : c == 1 || c == 6 ? 0.117832f
-                                : c == 2 || c == 5 ? 0.065717f
-                                                   : 0.021460f;
-            length = __fmaf_rn(level, level, length);
-            const unsigned two = (c & 3) << (lane % 8 * 4 + lane / 8 % 2 * 2);
-            const unsigned w0 = __reduce_or_sync(~0u, lane < 16 ? two : 0u),
-                           w1 = __reduce_or_sync(~0u, lane < 16 ? 0u : two),
-                           up = __reduce_or_sync(~0u, (c >> 2) << (lane % 8 * 4 + lane / 8));
-            if (lane == 0) {
-                *(uint32_t *)(low + 32 * g + 8 * j) = w0;
-                *(uint32_t *)(low + 32 * g + 8 * j + 4) = w1;
-                *(uint32_t *)(high + 16 * g + 4 * j) = up;
-            }
+    float sum = 0.0f, length = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 4; j++) sum = __fmaf_rn(y[j], y[j], sum);
+    for (int i = 16; i; i >>= 1) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, i));
+    const float norm = __fsqrt_rn(sum);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const float v = y[j];
+        unsigned c = 0;
+        c += v >= __fmul_rn(-0.154259f, norm), c += v >= __fmul_rn(-0.091775f, norm);
+        c += v >= __fmul_rn(-0.043589f, norm), c += v >= 0.0f, c += v >= __fmul_rn(0.043589f, norm);
+        c += v >= __fmul_rn(0.091775f, norm), c += v >= __fmul_rn(0.154259f, norm);
+        const float level = c == 0 || c == 7   ? 0.190685f
+                            : c == 1 || c == 6 ? 0.117832f
+                            : c == 2 || c == 5 ? 0.065717f
+                                               : 0.021460f;
+        length = __fmaf_rn(level, level, length);
+        const unsigned two = (c & 3) << (lane % 8 * 4 + lane / 8 % 2 * 2);
+        const unsigned w0 = __reduce_or_sync(~0u, lane < 16 ? two : 0u),
+                       w1 = __reduce_or_sync(~0u, lane < 16 ? 0u : two),
+                       up = __reduce_or_sync(~0u, (c >> 2) << (lane % 8 * 4 + lane / 8));
+        if (lane == 0) {
+            *(uint32_t *)(low + 8 * j) = w0;
+            *(uint32_t *)(low + 8 * j + 4) = w1;
+            *(uint32_t *)(high + 4 * j) = up;
         }
-        for (int i = 16; i; i >>= 1) length = __fadd_rn(length, __shfl_xor_sync(~0u, length, i));
-        /* A NaN or an Inf makes the norm, and so the scale, none. */
-        const float s = __fdiv_rn(norm, __fsqrt_rn(length));
-        if (lane == 0)
-            *(__half *)(scale + 2 * g) = norm < INFINITY ? __float2half_rn(s) : __ushort_as_half(0x7e00);
     }
+    for (int i = 16; i; i >>= 1) length = __fadd_rn(length, __shfl_xor_sync(~0u, length, i));
+    /* A NaN or an Inf makes the norm, and so the scale, none. */
+    const float s = __fdiv_rn(norm, __fsqrt_rn(length));
+    if (lane == 0) *(__half *)scale = norm < INFINITY ? __float2half_rn(s) : __ushort_as_half(0x7e00);
+}
+/* Up to 128 numbers of a head that is rotated already, from a multiple of 128 on: y as above, n blocks of 32;
+ * low, high, scale: where the first one's are. */
+static __device__ __forceinline__ void kv_put_some(const float y[4], int n, uint32_t type, unsigned char *low,
+                                                   unsigned char *high, unsigned char *scale)
+{
+    if (type == KN_TQ3_0)
+        kv_put_group(y, low, high, scale);
+    else
+        kv_put_blocks(y, n, type, low, high, scale);
 }
 /* A head, x[d] in shared memory, of a warp, into the row at slot: rotated (x too) and coded. */
 static __device__ void kv_put_head(const struct kv_side &s, int64_t slot, int head, float *x, int d,
@@ -412,10 +461,16 @@ static __device__ void kv_put_head(const struct kv_side &s, int64_t slot, int he
                   *high = row + s.high + head * s.head[1], *scale = row + s.scale + head * s.head[2];
     __syncwarp();
     kv_turn_shared(x, d, s.type, values, false, threadIdx.x % 32, 32, [] { __syncwarp(); });
-    if (s.type == KN_TQ3_0)
-        kv_put_groups(x, d, low, high, scale);
-    else
-        kv_put_blocks(x, d, s.type, low, high, scale);
+    const int bits_low = s.type == KN_Q8_0    ? 8
+                         : s.type == KN_TQ3_0 ? 2
+                                              : 4,
+              scales = s.type == KN_TQ3_0 ? 2 : 8; /* bytes of 128 numbers */
+    for (int at = 0; at < d; at += 128, low += 16 * bits_low, high += 16, scale += scales) {
+        float y[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) y[j] = at + 32 * j < d ? x[at + 32 * j + threadIdx.x % 32] : 0.0f;
+        kv_put_some(y, min(d - at, 128) / 32, s.type, low, high, scale);
+    }
 }
 
 /* ---- one number, for the form for any types ---- */

@@ -120,33 +120,48 @@ DEV int chain_units(const chain_step &s, int pos)
     return (pos / chain_few::LEAF + 1) * s.n_kv;
 }
 
-/* A head's vector from values, normed and rotated as head_of does. QUICK: by more registers. */
+/* Heads' vectors from values, row after row, normed and rotated as head_of does; zeros from row n on. QUICK:
+ * by more registers. */
 struct chain_head : head_of<CHAIN_HEAD> {
     template <bool QUICK>
     __device__ __forceinline__ void take(const float *values, const float *norm, const float *table,
-                                         float eps)
-    {
-        const int lane = threadIdx.x % 32;
-        float g[W];
-        float2 cs[W / 2];
+                                         float eps);
+};
+template <int N, bool QUICK>
+DEV void take_heads(chain_head h[N], const float *values, int n, const float *norm, const float *table,
+                    float eps)
+{
+    constexpr int W = chain_head::W;
+    const int lane = threadIdx.x % 32;
+    float g[W];
+    float2 cs[W / 2];
 #pragma unroll
-        for (int j = 0; j < W; j++) g[j] = norm ? __ldg(norm + lane + 32 * j) : 1.0f;
+    for (int j = 0; j < W; j++) g[j] = norm ? __ldg(norm + lane + 32 * j) : 1.0f;
 #pragma unroll
-        for (int j = 0; j < W / 2; j++)
-            cs[j] = table ? __ldcg((const float2 *)table + lane + 32 * j) : make_float2(1.0f, 0.0f);
-        value_wait w;
-        bool there;
-        do {
-            there = true;
+    for (int j = 0; j < W / 2; j++)
+        cs[j] = table ? __ldcg((const float2 *)table + lane + 32 * j) : make_float2(1.0f, 0.0f);
+    value_wait w;
+    bool there;
+    do {
+        there = true;
 #pragma unroll
-            for (int j = 0; j < W; j++) there &= value_get(&x[j], values + lane + 32 * j);
-        } while (w.more(!__all_sync(~0u, there)));
-        if (norm) {
+        for (int i = 0; i < N; i++)
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                if (i < n)
+                    there &= value_get(&h[i].x[j], values + i * CHAIN_HEAD + lane + 32 * j);
+                else
+                    h[i].x[j] = 0.0f;
+    } while (w.more(!__all_sync(~0u, there)));
+    if (norm)
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float *const x = h[i].x;
             float sum = 0.0f;
 #pragma unroll
             for (int j = 0; j < W; j++) sum = __fmaf_rn(x[j], x[j], sum);
 #pragma unroll
-            for (int i = 16; i; i >>= 1) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, i));
+            for (int o = 16; o; o >>= 1) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, o));
             const float t = __fadd_rn(__fmul_rn(sum, 1.0f / (float)CHAIN_HEAD), eps),
                         r = QUICK ? inverse_root(t)
                                   : __fdiv_rn(1.0f,
@@ -154,11 +169,18 @@ struct chain_head : head_of<CHAIN_HEAD> {
 #pragma unroll
             for (int j = 0; j < W; j++) x[j] = __fmul_rn(__fmul_rn(x[j], r), g[j]);
         }
-        if (!table) return;
+    if (!table) return;
 #pragma unroll
-        for (int j = 0; j < W / 2; j++) rotate(x[j], x[j + W / 2], cs[j]);
-    }
-};
+    for (int i = 0; i < N; i++)
+#pragma unroll
+        for (int j = 0; j < W / 2; j++) chain_head::rotate(h[i].x[j], h[i].x[j + W / 2], cs[j]);
+}
+template <bool QUICK>
+__device__ __forceinline__ void chain_head::take(const float *values, const float *norm, const float *table,
+                                                 float eps)
+{
+    take_heads<1, QUICK>(this, values, 1, norm, table, eps);
+}
 
 /* Where attention has what in shared memory. LATE: weights stand where queries were, values where keys were,
  * and of up to 8 heads a kv head there is room for no more; the new value stands behind. */

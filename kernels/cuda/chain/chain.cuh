@@ -37,8 +37,8 @@
  * Over a short context keys and values have a place of their own beside the ring, asked for during the step
  * before, or, where outputs come early, stand in turn where activations and terms were, brought to the L2
  * cache steps before (chain/attend.cuh); over a long one, which the bound of positions tells, they come
- * through the ring like weights (chain/far.cuh, chain/far_ring.cuh). Quantised ones are copied by the warps
- * that attend, into places that the ring keeps for them (chain/codes.cuh).
+ * through the ring like weights (chain/far.cuh, chain/far_ring.cuh), and so do quantised ones, rows of all
+ * heads (chain/codes.cuh).
  *
  * Arithmetic: that of mm_int.cuh and attention/step.cuh to the bit; of types other than K: chain/items.cuh.
  * One row needs one column of the mma's B; here its eight columns are the sub-blocks of a 256-column block,

@@ -2,7 +2,8 @@
  * much of the ring is on its way. What is said to be measured is in docs/speed/decode.md. */
 #include "chain_plan.h"
 
-#include "../attention/attention_plan.h"
+#include "../../kv_rows.h"
+#include "../attention/codes.h"
 
 #include <string.h>
 
@@ -364,7 +365,9 @@ size_t chain_lay_out(const struct cuda_device *dev, struct chain_state *c, int32
     *blocks = w.pairs < dev->sm_count ? w.pairs : dev->sm_count;
     w.writer = has_pairs(c, count);
     a->split = splits(dev, c, count, *blocks, k && chain_tuning.split > 0);
-    if (c->attends && c->coded && 2 * *blocks < w.n_kv) return 0;
+    if (c->attends && c->coded && w.n_kv > CHAIN_HEADS &&
+        (w.n_kv % CHAIN_HEADS || w.n_kv / CHAIN_HEADS > *blocks))
+        return 0;
     if (!*blocks || !posts_in_turn(c, count, *blocks) || !share_out(c, count, *blocks, &w)) return 0;
     a->extent = (unsigned)place_results(c, count);
     if (c->nets && w.terms < CHAIN_GATED_BYTES) w.terms = (uint32_t)CHAIN_GATED_BYTES;
@@ -454,20 +457,25 @@ static void tile_k(struct chain_step *s, int blocks, bool near)
     if (projects && s->cuts <= 32 && least_tile(s) < s->tile) s->flags |= CHAIN_MIXED;
 }
 
-/* Room for the leaves of a warp, each of keys or of values, while it attends over quantised ones: four of
- * them, or what leaves a third of the ring to weights, but two. */
-static void tile_codes(struct chain_step *s, uint32_t ring)
+/* Bytes of 32 rows of so many heads in shared memory: rows are on other banks than their neighbours. */
+static uint32_t code_rows_bytes(uint32_t type, int32_t heads)
 {
-    const int32_t k = attn_codes_leaf_bytes(CHAIN_HEAD, CHAIN_HEAD, s->m[0].type),
-                  v = attn_codes_leaf_bytes(CHAIN_HEAD, CHAIN_HEAD, s->m[1].type), leaf = k > v ? k : v;
-    s->far = (int32_t)(ring * 2 / 3) / (CHAIN_HEADS * leaf);
-    s->far = s->far > 4 ? 4 : s->far < 2 ? 2 : s->far;
-    s->tile = (uint32_t)(s->far * leaf);
+    const struct kv_layout *y = kv_layout_of(type);
+    const int32_t head = CHAIN_HEAD * (y->low + y->high) / 8 + CHAIN_HEAD / y->group * 2,
+                  row = (heads * head + 15) / 16 * 16;
+    return ATTN_CODES_LEAF(CHAIN_HEAD) * (uint32_t)ATTN_CODES_PITCH(row);
+}
+/* A leaf of keys or values of up to eight heads. */
+static void tile_codes(struct chain_step *s)
+{
+    s->far = s->n_kv < CHAIN_HEADS ? s->n_kv : CHAIN_HEADS;
+    const uint32_t k = code_rows_bytes(s->m[0].type, s->far), v = code_rows_bytes(s->m[1].type, s->far);
+    s->tile = k > v ? k : v;
 }
 /* The tiles of all steps: the least bytes that one may have, 0: it does not go. holds: the ring has a place
  * for keys and values of a short context (near_items). */
-static uint32_t tile_steps(struct chain_state *c, int32_t count, int blocks, uint32_t ring, bool near,
-                           bool holds, bool *early)
+static uint32_t tile_steps(struct chain_state *c, int32_t count, int blocks, bool near, bool holds,
+                           bool *early)
 {
     const bool far = c->attends && c->far;
     uint32_t least = UINT32_MAX;
@@ -478,7 +486,7 @@ static uint32_t tile_steps(struct chain_state *c, int32_t count, int blocks, uin
         if (held) {
             s->tile = (uint32_t)CHAIN_KEYS_BYTES;
         } else if (s->n_m == 0 && c->coded) {
-            tile_codes(s, ring);
+            tile_codes(s);
         } else if (s->n_m == 0) { /* keys and values of a long context as tiles of the ring of bytes */
             s->far = 2;
             s->tile = 16u * (uint32_t)s->far * (CHAIN_HEAD * 2);
@@ -509,7 +517,7 @@ static bool ahead_of_steps(struct chain_state *c, int32_t count, uint32_t ring, 
             if (s->cap_tiles < 2) return false;
             continue;
         }
-        if (s->cap_tiles < (s->n_m || !c->coded ? 4 : CHAIN_HEADS + 1)) return false;
+        if (s->cap_tiles < (s->n_m || !c->coded ? 4 : 2)) return false;
         s->ahead = (!s->n_m                       ? chain_tuning.far_ahead
                     : s->kind != CHAIN_K          ? chain_tuning.items
                     : c->op[i].head               ? chain_tuning.head_ahead
@@ -542,7 +550,7 @@ size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, 
     a->act = before + a->ring;
     a->terms = a->act + row;
     a->keys = a->act + rest;
-    const uint32_t least = tile_steps(c, count, blocks, a->ring, near, held, &early);
+    const uint32_t least = tile_steps(c, count, blocks, near, held, &early);
     if (!least) return 0;
     /* A tile's barrier is another's that is CHAIN_TILES later: both are never in the ring. */
     if (a->ring / least > CHAIN_TILES - 4) a->ring = (CHAIN_TILES - 4) * least / 1024 * 1024;

@@ -100,8 +100,7 @@ struct CHAIN_ALIGNED(16) chain_step {
     float scale;
     int32_t map;     /* of the launch's maps, the keys'; then the values' */
     int32_t far;     /* a long context, keys and values through the ring: tiles of 16 times that; 0: not; over
-                        codes, whose types are m[0].type and m[1].type: leaves of keys or values that a warp
-                        has room for */
+                        codes, whose types are m[0].type and m[1].type: kv heads of a tile */
     int32_t replays; /* the delta net so many steps behind takes rows that are pending before this step */
     int32_t again;   /* it reads what the step before it reads; from is -1 where that is x */
     struct chain_net d;
@@ -365,7 +364,7 @@ enum chain_form chain_form_of(const struct chain_state *c, int32_t count, const 
 #define CHAIN_KEYS_BYTES 34816
 #define CHAIN_LATE_BYTES(n_rep) ((n_rep) <= 8 ? 24448 : 30848)
 #define CHAIN_FAR_BYTES(n_rep) (5152 + 4352 * (n_rep))
-#define CHAIN_CODES_BYTES(n_rep) (5312 + 4352 * (n_rep))
+#define CHAIN_CODES_BYTES(n_rep) (19200 + 4352 * (n_rep))
 #define CHAIN_DELTA_BYTES 7952
 #define CHAIN_GATED_BYTES 24576
 #define CHAIN_WIDE_BYTES(head) ((head) == 512 ? 72064 : (head) == 256 ? 59776 : 34944)

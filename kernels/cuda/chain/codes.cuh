@@ -1,20 +1,26 @@
 /* chain/codes.cuh - attention of one row over a quantised cache as a step of a chain.
  *
- * A block is two *halves* of four warps, each with nodes of its own (attention/codes.cuh: 256 keys below
- * position 4,096, else 1,024) of one kv head: half h of all has head h % n_kv, so neighbours read heads of
- * the same rows at the same time. In a half, warp w has the leaves of 32 keys whose number modulo 4 is w, as
- * in attn_codes. It copies them itself, keys and values in turn, into a tile of the ring that is its own for
- * as long as the step takes: codes go from there to registers, become halves times their scale, and are
- * multiplied. Weights of later steps come through the rest of the ring meanwhile.
+ * Rows of a cache lie one behind the other, and each has all of its heads: a tile of the ring is 32 rows of
+ * keys or of values, the *leaf* of attention/codes.cuh, which the warp that asks fetches in the step's turn,
+ * as far ahead as the ring has room: a copy a row, so that rows stand on other banks than their neighbours,
+ * or one of all where they do anyway. A warp has a head; codes go from the tile to its registers, become
+ * halves times their scale, and are multiplied. It waits for its tile, and for no other warp.
+ *
+ * A *class* is the leaves of a node whose number modulo 4 is the same, as a warp of attn_codes has them.
+ * Blocks share classes out (code_share): of a node of 1,024 keys one at a time, eight leaves; nodes of 256
+ * whole, but by classes where there are none of 1,024. Two classes of a node that one block has, the first
+ * two or the last, are added there; what is left of (0 + 1) + (2 + 3) is added by who adds nodes up. With
+ * less than eight heads a block has several *sets* of warps, each with classes and tiles of its own; with 16,
+ * 24 ... a block has eight of them, and a copy of each plane a row.
  *
  * There is one query row, and its heads of a kv head are at most eight: so they are the columns of the mma,
  * and keys, or columns of values, its rows: half as many products as tiles of 16 queries want. What meets
- * what, and in which order, is as in attn_codes, so the bits are. The half with the newest node makes the new
- * key and value, writes them to the cache, and puts them into the leaf that was copied without them.
+ * what, and in which order, is as in attn_codes, so the bits are. Who has the newest leaf makes the new key
+ * and value, writes them to the cache, and puts them into the tiles that were fetched without them.
  *
- * Then a block takes a head and adds nodes up: a warp a class, classes in order; it rotates the result back.
+ * Then a block takes a head and adds nodes up: a warp a class of nodes, in order; it rotates the result back.
  *
- * Bound: the codes, read once, or some 840 instructions of a warp a leaf (tq3_0: 1,180), whichever is longer
+ * Bound: the codes, read once, or some 800 instructions of a warp a leaf (tq3_0: 1,100), whichever is longer
  * (docs/speed/attention.md). */
 #ifndef DFLASH_CUDA_CHAIN_CODES_CUH
 #define DFLASH_CUDA_CHAIN_CODES_CUH
@@ -25,84 +31,116 @@
 #include "../attention/codes_leaf.cuh"
 
 #define CODE_LEAF ATTN_CODES_LEAF(CHAIN_HEAD)
-#define CODE_WARPS 4                 /* of a half */
-#define CODE_FRESH 160               /* bytes: a head's codes of the new row, at most */
-#define CODE_ROW (CHAIN_HEAD + 8)    /* floats of a result: on other banks than the next */
-#define CODE_QUERY (CHAIN_HEAD * 16) /* bytes: [D / 16][lane] of a half */
-#define CODE_FIXED (2 * CODE_QUERY + 4 * CODE_FRESH + CHAIN_HEADS * 64 + 2 * 32)
+#define CODE_SMALL (ATTN_CODES_NEAR / 256) /* nodes of 256 keys, which come first */
+#define CODE_FRESH 160                     /* bytes: a head's codes of the new row, at most */
+#define CODE_ROW (CHAIN_HEAD + 8)          /* floats of a result, its top, its sum */
+#define CODE_QUERY (CHAIN_HEAD * 16)       /* bytes: [D / 16][lane] of a head */
+/* Of a warp: the new key and value, units, queries; a class's results. */
+#define CODE_KEPT (2 * CODE_FRESH + 32 + CODE_QUERY)
+#define CODE_ROOM(n_rep) (CODE_KEPT + (n_rep)*CODE_ROW * 4)
 
 /* ---- who has what ---- */
 
-/* The nodes of a half (the first ones of all blocks come before the second ones), in this order: the large
- * ones `slot`, slot + on, ...; then small ones: halves that have a large one less take up to four in its
- * place, what is left goes to all. */
-struct code_share {
-    int kv_head, slot, on;
-    int large, first, more; /* nodes of each kind */
-    int first_from, first_on, more_from;
-    int leaves; /* of a warp */
-};
-DEV code_share code_share_of(const chain_step &s, int pos)
+DEV int code_warps(const chain_step &s) /* of a set, which has s.far heads */
 {
-    constexpr int SMALL = ATTN_CODES_NEAR / 256;
-    int rank = block_of(s) - s.rest; /* blocks with less of the projections have more nodes */
+    return s.far > 4 ? 8 : s.far > 2 ? 4 : s.far;
+}
+/* Classes of leaves of a set: class c of node n has number 4 n + c. They are shared out as *items*: a class,
+ * or four of a small node; two items at a time where no set has more by that, for what lies in one set is
+ * added there. */
+struct code_share {
+    int head, rank;              /* its first kv head; the set's number among those that have it */
+    int nodes, each, more, step; /* items of a set; of the first sets step more */
+    int first, n;                /* items of this set */
+    __device__ __forceinline__ bool near() const /* no node is large */
+    {
+        return nodes <= CODE_SMALL;
+    }
+    __device__ __forceinline__ int leaves() const
+    {
+        return n * (near() ? 2 : 8);
+    }
+    __device__ __forceinline__ int class_of(int item) const /* the first of its classes */
+    {
+        return near() ? item : item < CODE_SMALL ? 4 * item : item + 3 * CODE_SMALL;
+    }
+    /* The first item of the set of that rank. */
+    __device__ __forceinline__ int first_of(int of) const
+    {
+        return of * each + min(of, more) * step;
+    }
+    /* The place of a class's results among those of its head. */
+    __device__ __forceinline__ int place(int c) const
+    {
+        return near() ? c : c % 2 && class_of(first) == c ? 2 * nodes + rank : c / 2;
+    }
+    /* Where are the results of the class behind c, an even one: -1: where those of c are, added to them. */
+    __device__ __forceinline__ int beside(int c) const
+    {
+        if (near()) return c + 1;
+        if (c < 4 * CODE_SMALL || step > 1) return -1;
+        const int item = c + 1 - 3 * CODE_SMALL, longer = more * (each + 1),
+                  set = item < longer ? item / (each + 1) : more + (item - longer) / each;
+        return first_of(set) == item ? 2 * nodes + set : -1;
+    }
+};
+DEV int code_sets(const chain_step &s) /* of the launch, that have the same heads */
+{
+    return (int)gridDim.x * (CHAIN_HEADS / code_warps(s)) / (s.n_kv / s.far);
+}
+/* Of this block's set `set`. */
+DEV code_share code_share_of(const chain_step &s, int pos, int set)
+{
+    const int groups = s.n_kv / s.far, on = code_sets(s);
+    int rank = block_of(s) - s.rest; /* blocks with less of the projections have more */
     if (rank < 0) rank += (int)gridDim.x;
-    const int half = rank + (int)gridDim.x * (warp_of() / CODE_WARPS), n_kv = s.n_kv,
-              on = 2 * (int)gridDim.x / n_kv;
-    code_share f = {};
-    f.slot = half / n_kv, f.kv_head = half - f.slot * n_kv, f.on = on;
-    if (f.slot >= on) return f;
-    const int large = max(ATTN_CODES_NODE(0, pos) + 1 - SMALL, 0),
-              small = min(ATTN_CODES_NODE(0, pos) + 1, SMALL), base = large / on, extra = large - base * on,
-              less = on - extra, room = min(small, 4 * less), own = f.slot - extra, rest = small - room;
-    f.large = base + (f.slot < extra ? 1 : 0);
-    f.first = own >= 0 && own < room ? (room - 1 - own) / less + 1 : 0;
-    f.first_from = own, f.first_on = less;
-    f.more = f.slot < rest ? (rest - 1 - f.slot) / on + 1 : 0;
-    f.more_from = room + f.slot;
-    f.leaves = 8 * f.large + 2 * (f.first + f.more);
+    rank += (int)gridDim.x * set;
+    code_share f;
+    f.rank = rank / groups, f.head = (rank - f.rank * groups) * s.far;
+    f.nodes = ATTN_CODES_NODE(0, pos) + 1;
+    const int items = f.near() ? 4 * f.nodes : 4 * f.nodes - 3 * CODE_SMALL, single = items / on,
+              pair = items / 2 / on, left = items - single * on, left_pairs = items / 2 - pair * on;
+    const bool pairs = !f.near() && 2 * (pair + (left_pairs > 0)) <= single + (left > 0);
+    f.step = pairs ? 2 : 1, f.each = pairs ? 2 * pair : single, f.more = pairs ? left_pairs : left;
+    f.first = f.first_of(f.rank);
+    f.n = f.rank >= on ? 0 : f.each + (f.rank < f.more ? f.step : 0);
     return f;
 }
-/* Through the half's leaves that are the warp's. */
-struct code_walk {
-    int item, in, node;
-    __device__ __forceinline__ void enter(const code_share &f)
-    {
-        const int i = item - f.large, j = i - f.first;
-        node = item < f.large ? ATTN_CODES_NEAR / 256 + f.slot + item * f.on
-               : j < 0        ? f.first_from + i * f.first_on
-                              : f.more_from + j * f.on;
-    }
-    __device__ __forceinline__ void begin(const code_share &f)
-    {
-        item = in = 0;
-        enter(f);
-    }
-    __device__ __forceinline__ int n(const code_share &f) const /* leaves of the node, of a warp */
-    {
-        return item < f.large ? 8 : 2;
-    }
-    __device__ __forceinline__ int at() const /* the leaf's first position */
-    {
-        return ATTN_CODES_START(0, node) + (CODE_WARPS * in + warp_of() % CODE_WARPS) * CODE_LEAF;
-    }
-    __device__ __forceinline__ void on(const code_share &f)
-    {
-        if (++in < n(f)) return;
-        in = 0, item++;
-        enter(f);
-    }
-    __device__ __forceinline__ bool over(const code_share &f) const
-    {
-        return item >= f.large + f.first + f.more;
-    }
-};
+/* The same of what was planned. Sets beyond the first are there where all heads are in one. */
+DEV void code_share_put(const code_share &f, chain_plan &g)
+{
+    g.pairs = f.rank, g.split = f.n || !f.each ? f.head : -1, g.unit = f.each, g.leaf = f.more,
+    g.share = f.step;
+}
+DEV code_share code_share_get(const chain_plan &g, int pos, int set)
+{
+    code_share f;
+    f.rank = g.pairs + (int)gridDim.x * set, f.head = max(g.split, 0);
+    f.nodes = ATTN_CODES_NODE(0, pos) + 1;
+    f.each = g.unit, f.more = g.leaf, f.step = g.share;
+    f.first = f.first_of(f.rank);
+    f.n = g.split < 0 ? 0 : f.each + (f.rank < f.more ? f.step : 0);
+    return f;
+}
+DEV int code_leaves_of(int c) /* of class c */
+{
+    return c < 4 * CODE_SMALL ? 2 : 8;
+}
+/* The first position of leaf i of class c. */
+DEV int code_at(int c, int i)
+{
+    return ATTN_CODES_START(0, c / 4) + (4 * i + c % 4) * CODE_LEAF;
+}
 
-/* ---- a leaf's codes into the ring ---- */
+/* ---- tiles ---- */
 
 /* Bytes of a head's codes of a row in each plane. */
 struct code_bytes {
     int low, high, scale;
+    __device__ __forceinline__ int all() const
+    {
+        return low + high + scale;
+    }
 };
 DEV code_bytes code_bytes_of(uint32_t type)
 {
@@ -111,128 +149,192 @@ DEV code_bytes code_bytes_of(uint32_t type)
                                : 64,
             type == KN_Q5_0 || type == KN_TQ3_0 ? 16 : 0, type == KN_TQ3_0 ? 2 : 8};
 }
-DEV int code_row_bytes(const code_bytes &b, int n_kv)
+/* Of a row of so many heads: in the cache, and in a tile. */
+DEV int code_row_bytes(const code_bytes &b, int heads)
 {
-    return (n_kv * (b.low + b.high + b.scale) + 15) / 16 * 16;
+    return (heads * b.all() + 15) / 16 * 16;
 }
-/* Of a scale within its word. */
-DEV int code_odd(const code_bytes &b, int kv_head)
+DEV int code_pitch(const code_bytes &b, int heads)
 {
-    return kv_head * b.scale & 2;
+    return ATTN_CODES_PITCH(code_row_bytes(b, heads));
 }
-/* BYTES of `there` keys, zeros for others. */
-template <int BYTES, int PITCH, bool ALL>
-DEV void code_plane(unsigned to, const unsigned char *from, int row, int there)
-{
-    constexpr int EACH = BYTES % 16 == 0 ? 16 : BYTES, PIECES = BYTES / EACH, ON = 32 / PIECES;
-    static_assert(EACH == 16 || EACH == 8 || EACH == 4, "what is copied at once");
-    const int lane = threadIdx.x % 32, key = lane / PIECES, piece = lane % PIECES * EACH;
-    to += (unsigned)(key * PITCH + piece), from += key * row + piece;
-#pragma unroll
-    for (int i = 0; i < CODE_LEAF; i += ON) {
-        const int bytes = ALL || key + i < there ? EACH : 0;
-        if (EACH == 16)
-            asm volatile(
-                "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to + i * PITCH),
-                "l"(from + i * row), "r"(bytes), "l"(WEIGHTS_POLICY)
-                : "memory");
-        else
-            asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to + i * PITCH),
-                         "l"(from + i * row), "n"(EACH), "r"(bytes)
-                         : "memory");
+
+/* What the warp that asks and the one that plans know of it. */
+struct code_keys : few_keys {
+    static constexpr bool ring = true, codes = true;
+    int pos = -1;
+    __device__ __forceinline__ int begin(const chain_step &s)
+    {
+        if (pos < 0) {
+            cuda_grid_wait(); /* for the position, and keys of the launch before */
+            pos = __ldcg(s.pos);
+        }
+        /* The first set has as many leaves as any. */
+        return 2 * (CHAIN_HEADS / code_warps(s)) * code_share_of(s, pos, 0).leaves();
     }
-}
-template <uint32_t TYPE, bool ALL>
-DEV void code_stage(unsigned to, const unsigned char *row0, int n_kv, int kv_head, int there)
-{
-    using S = staged<TYPE, CHAIN_HEAD>;
-    const code_bytes b = {S::LOW, S::HIGH, S::SCALE};
-    const int row = code_row_bytes(b, n_kv);
-    code_plane<S::LOW, S::LOW_PITCH, ALL>(to, row0 + kv_head * S::LOW, row, there);
-    row0 += n_kv * S::LOW;
-    if constexpr (S::HIGH > 0)
-        code_plane<S::HIGH, S::HIGH_PITCH, ALL>(to + S::high_at(CODE_LEAF), row0 + kv_head * S::HIGH, row,
-                                                there);
-    /* A scale of two bytes comes with its neighbour's: its word. */
-    code_plane<S::SCALE_PITCH, S::SCALE_PITCH, ALL>(
-        to + S::scale_at(CODE_LEAF), row0 + n_kv * S::HIGH + (kv_head * S::SCALE & ~3), row, there);
-}
-/* Keys or values of the leaf from p0 on that were there before this pass. */
-template <uint32_t TYPE>
-DEV void code_ask(unsigned to, const chain_step &s, const void *ring, int kv_head, int p0, int pos)
-{
-    const code_bytes b = code_bytes_of(TYPE);
-    const unsigned char *row0 =
-        (const unsigned char *)ring + (int64_t)KV_SLOT(s.where, p0) * code_row_bytes(b, s.n_kv);
-    if (p0 + CODE_LEAF <= pos)
-        code_stage<TYPE, true>(to, row0, s.n_kv, kv_head, CODE_LEAF);
-    else
-        code_stage<TYPE, false>(to, row0, s.n_kv, kv_head, pos - p0);
-}
+    __device__ __forceinline__ void share(const chain_step &s, chain_plan &g) const
+    {
+        code_share_put(code_share_of(s, pos, 0), g);
+    }
+    static __device__ __forceinline__ uint32_t align(uint32_t at)
+    {
+        return at;
+    }
+    /* Tile t of the step: set t % sets's; a leaf's keys come first. apart: rows that were there before. */
+    __device__ __forceinline__ chain_source source(const chain_args &, const chain_step &s, int t) const
+    {
+        const int sets = CHAIN_HEADS / code_warps(s), set = t & (sets - 1), turn = t / sets, value = turn & 1;
+        const code_share f = code_share_of(s, pos, set);
+        chain_source c = {};
+        if (turn / 2 >= f.leaves()) return c;
+        const int per = f.near() ? 2 : 8, item = f.first + turn / 2 / per, i = turn / 2 % per;
+        const bool whole = per == 8 && item < CODE_SMALL;
+        const int p0 = code_at(f.class_of(item) + (whole ? i / 2 : 0), whole ? i % 2 : i);
+        const code_bytes b = code_bytes_of(s.m[value].type);
+        c.apart = (uint32_t)min(max(pos - p0, 0), CODE_LEAF);
+        c.bytes = c.apart * (uint32_t)(s.far == s.n_kv ? code_row_bytes(b, s.n_kv) : s.far * b.all());
+        c.kind = (uint32_t)(2 * f.head + value);
+        c.p =
+            (const uint8_t *)(value ? s.v : s.k) + (int64_t)KV_SLOT(s.where, p0) * code_row_bytes(b, s.n_kv);
+        return c;
+    }
+    /* Asks for it: all lanes. */
+    static __device__ __forceinline__ void copy(const chain_step &s, uint8_t *dst, const chain_source &c,
+                                                uint64_t *bar)
+    {
+        const bool asks = threadIdx.x % 32 == 0;
+        if (asks && c.bytes) bar_expect(bar, c.bytes);
+        if (asks && !c.bytes) bar_arrive(bar);
+        __syncwarp();
+        const int heads = s.far, n_kv = s.n_kv, n = (int)c.apart, value = (int)c.kind & 1,
+                  head = (int)c.kind / 2;
+        const code_bytes b = code_bytes_of(s.m[value].type);
+        const int row = code_row_bytes(b, n_kv), pitch = code_pitch(b, heads);
+        if (heads == n_kv && pitch == row) {
+            if (n) copy_weights_elected(dst, c.p, c.bytes, bar);
+            return;
+        }
+        if (heads == n_kv) {
+            copy_rows(dst, pitch, c.p, row, row, n, bar);
+            return;
+        }
+        const int low = heads * b.low, high = heads * b.high, plane = n_kv * b.low;
+        copy_rows(dst, pitch, c.p + head * b.low, row, low, n, bar);
+        if (high) copy_rows(dst + low, pitch, c.p + plane + head * b.high, row, high, n, bar);
+        copy_rows(dst + low + high, pitch, c.p + plane + n_kv * b.high + head * b.scale, row, heads * b.scale,
+                  n, bar);
+    }
+    /* `bytes` of each of n rows: all lanes, which have the same numbers. */
+    static __device__ __forceinline__ void copy_rows(uint8_t *dst, int pitch, const uint8_t *from, int row,
+                                                     int bytes, int n, uint64_t *bar)
+    {
+#pragma unroll 4
+        for (int i = 0; i < n; i++, from += row, dst += pitch)
+            copy_weights_elected(dst, from, (uint32_t)bytes, bar);
+    }
+};
 
 /* ---- this pass's row ---- */
 
-/* The head's codes at `fresh` to the cache. */
-DEV void code_keep(const chain_step &s, bool value, int pos, int kv_head, const unsigned char *fresh)
+/* The head's codes at `fresh` to a row of n_kv heads. */
+DEV void code_keep(unsigned char *row, const code_bytes &b, int n_kv, int head, const unsigned char *fresh)
 {
     const int lane = threadIdx.x % 32;
-    const code_bytes b = code_bytes_of(s.m[value].type);
-    unsigned char *row =
-        (unsigned char *)(value ? s.v : s.k) + (int64_t)KV_SLOT(s.where, pos) * code_row_bytes(b, s.n_kv);
     if (4 * lane < b.low)
-        *(uint32_t *)(row + kv_head * b.low + 4 * lane) = *(const uint32_t *)(fresh + 4 * lane);
-    row += s.n_kv * b.low;
+        *(uint32_t *)(row + head * b.low + 4 * lane) = *(const uint32_t *)(fresh + 4 * lane);
+    row += n_kv * b.low;
     if (4 * lane < b.high)
-        *(uint32_t *)(row + kv_head * b.high + 4 * lane) = *(const uint32_t *)(fresh + b.low + 4 * lane);
-    row += s.n_kv * b.high;
+        *(uint32_t *)(row + head * b.high + 4 * lane) = *(const uint32_t *)(fresh + b.low + 4 * lane);
+    row += n_kv * b.high;
     if (2 * lane < b.scale)
-        *(uint16_t *)(row + kv_head * b.scale + 2 * lane) =
+        *(uint16_t *)(row + head * b.scale + 2 * lane) =
             *(const uint16_t *)(fresh + b.low + b.high + 2 * lane);
 }
-/* And into a leaf that was copied. */
-static __device__ __noinline__ void code_patch(unsigned char *leaf, int key, uint32_t type, int kv_head,
-                                               const unsigned char *fresh)
+/* And to row `key` of a tile. Of values, if there are rows behind, scales: zeros there; of a key or its like
+ * that is no number, zero; was there one? As bad_scales. */
+DEV bool code_patch(unsigned char *tile, int key, uint32_t type, int heads, int head,
+                    const unsigned char *fresh, bool value)
 {
-    const int lane = threadIdx.x % 32;
     const code_bytes b = code_bytes_of(type);
-    const int low = ATTN_CODES_PITCH(b.low), high = ATTN_CODES_PITCH(b.high), scale = max(b.scale, 4);
-    if (4 * lane < b.low) *(uint32_t *)(leaf + key * low + 4 * lane) = *(const uint32_t *)(fresh + 4 * lane);
-    leaf += CODE_LEAF * low;
-    if (4 * lane < b.high)
-        *(uint32_t *)(leaf + key * high + 4 * lane) = *(const uint32_t *)(fresh + b.low + 4 * lane);
-    leaf += CODE_LEAF * high;
-    if (2 * lane < b.scale)
-        *(uint16_t *)(leaf + key * scale + code_odd(b, kv_head) + 2 * lane) =
-            *(const uint16_t *)(fresh + b.low + b.high + 2 * lane);
+    const int pitch = code_pitch(b, heads), lane = threadIdx.x % 32;
+    code_keep(tile + key * pitch, b, heads, head, fresh);
     __syncwarp();
-}
-/* Of a leaf of values: is a scale no number? It becomes zero; as bad_scales. */
-static __device__ __noinline__ bool code_bad(unsigned char *leaf, uint32_t type, int kv_head)
-{
-    const code_bytes b = code_bytes_of(type);
-    uint16_t *scale = (uint16_t *)(leaf + CODE_LEAF * (ATTN_CODES_PITCH(b.low) + ATTN_CODES_PITCH(b.high)) +
-                                   threadIdx.x % 32 * (unsigned)max(b.scale, 4) + code_odd(b, kv_head));
+    if (!value || key == CODE_LEAF - 1) return false;
+    uint16_t *scale = (uint16_t *)(tile + lane * pitch + heads * (b.low + b.high) + head * b.scale);
     bool bad = false;
-    for (int i = 0; i < b.scale / 2; i++)
-        if ((scale[i] & 0x7c00) == 0x7c00) scale[i] = 0, bad = true;
+    for (int i = 0; i < b.scale / 2; i++) {
+        const bool none = lane <= key && (scale[i] & 0x7c00) == 0x7c00;
+        if (none || lane > key) scale[i] = 0;
+        bad |= none;
+    }
     __syncwarp();
     return __any_sync(~0u, bad);
 }
 
 /* ---- products ---- */
 
+/* Where a head's codes lie in a tile: of row 0; from a row to the next; to its other planes. */
+struct code_place {
+    const unsigned char *low;
+    int pitch, high, scale;
+    __device__ __forceinline__ code_place(const unsigned char *tile, uint32_t type, int heads, int head)
+    {
+        const code_bytes b = code_bytes_of(type);
+        low = tile + head * b.low, pitch = code_pitch(b, heads);
+        high = heads * b.low + head * (b.high - b.low);
+        scale = heads * (b.low + b.high) + head * (b.scale - b.low);
+    }
+};
+/* Scales of a row's blocks of 32. */
+template <uint32_t TYPE> struct code_scales {
+    uint2 w;
+    __device__ __forceinline__ void take(const unsigned char *at)
+    {
+        if (kv_code<TYPE>::GROUP == 32)
+            w = *(const uint2 *)at;
+        else
+            w.x = *(const uint16_t *)at;
+    }
+    __device__ __forceinline__ uint32_t word(int b) const
+    {
+        return kv_code<TYPE>::GROUP > 32 || b < 2 ? w.x : w.y;
+    }
+    __device__ __forceinline__ static bool upper(int b)
+    {
+        return kv_code<TYPE>::GROUP == 32 && b % 2;
+    }
+    __device__ __forceinline__ uint32_t twice(int b) const
+    {
+        return kv_perm(word(b), 0, upper(b) ? 0x3232 : 0x1010);
+    }
+    /* This one's and another row's. */
+    __device__ __forceinline__ uint32_t with(const code_scales &other, int b) const
+    {
+        return kv_perm(word(b), other.word(b), upper(b) ? 0x7632 : 0x5410);
+    }
+};
 /* x[m][e] += q k: key 16 m + 8 (e / 2) + g, row 2 c + e % 2. As code_scores has it, its factors changed
  * about.
  */
 template <uint32_t TYPE>
-DEV void code_scores_few(float x[2][4], const uint2 *q, const unsigned char *k, int odd)
+DEV void code_scores_few(float x[2][4], const uint2 *q, const unsigned char *tile, int heads, int head)
 {
-    const int lane = threadIdx.x % 32, g = lane / 4;
+    const code_place at(tile, TYPE, heads, head);
+    const int lane = (int)(thread_now() % 32), g = lane / 4;
+    const unsigned char *row[4];
+    code_scales<TYPE> d[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        row[j] = at.low + (8 * j + g) * at.pitch;
+        d[j].take(row[j] + at.scale);
+    }
 #pragma unroll
     for (int b = 0; b < CHAIN_HEAD / 32; b++) {
         uint32_t y[4][2][2];
 #pragma unroll
-        for (int j = 0; j < 4; j++) key_factors<TYPE, CHAIN_HEAD, CODE_LEAF>(y[j], k, 8 * j + g, b, odd);
+        for (int j = 0; j < 4; j++)
+            key_factors_at<TYPE>(y[j], row[j] + b * (4 * kv_code<TYPE>::LOW), row[j] + at.high + 4 * b,
+                                 d[j].twice(b));
 #pragma unroll
         for (int s = 0; s < 2; s++) {
             const uint2 f = q[(2 * b + s) * 32 + lane];
@@ -247,26 +349,37 @@ DEV void code_scores_few(float x[2][4], const uint2 *q, const unsigned char *k, 
 }
 /* acc[2 b + h][e] += x v: column 32 b + 4 g + 2 h + e / 2 of row 2 c + e % 2. */
 template <uint32_t TYPE>
-DEV void code_weigh_few(float acc[8][4], const uint32_t p[4], const unsigned char *v, int odd)
+DEV void code_weigh_few(float acc[8][4], const uint32_t p[4], const unsigned char *tile, int heads, int head)
 {
-    const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    const code_place at(tile, TYPE, heads, head);
+    const int lane = (int)(thread_now() % 32), g = lane / 4, c = lane % 4;
 #pragma unroll
-    for (int s = 0; s < 2; s++)
+    for (int s = 0; s < 2; s++) {
+        const unsigned char *row[2];
+        code_scales<TYPE> d[2][2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            row[i] = at.low + (16 * s + 8 * i + 2 * c) * at.pitch;
+            d[i][0].take(row[i] + at.scale);
+            d[i][1].take(row[i] + at.pitch + at.scale);
+        }
 #pragma unroll
         for (int b = 0; b < CHAIN_HEAD / 32; b++) {
             uint32_t y[2][4];
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                value_factors<TYPE, CHAIN_HEAD, CODE_LEAF>(y[i], v, 16 * s + 8 * i + 2 * c, b, g, odd);
+                value_factors_at<TYPE>(y[i], row[i] + b * (4 * kv_code<TYPE>::LOW), at.pitch,
+                                       row[i] + at.high + 4 * b, at.pitch, d[i][0].with(d[i][1], b), g);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const uint32_t a[4] = {y[0][2 * h], y[0][2 * h + 1], y[1][2 * h], y[1][2 * h + 1]};
                 attention_mma<false>(acc[2 * b + h], a, p[2 * s], p[2 * s + 1]);
             }
         }
+    }
 }
 
-/* What a warp has come to in a node, of rows 2 c and 2 c + 1. */
+/* What a warp has come to in a class of a node's leaves, of rows 2 c and 2 c + 1. */
 struct code_few {
     float acc[8][4], top[2], sum[2];
     __device__ __forceinline__ void clear()
@@ -328,153 +441,220 @@ struct code_few {
 #pragma unroll
             for (int e = 0; e < 4; e++) acc[t][e] = __int_as_float(0x7fc00000);
     }
-    /* To shared memory: results [n_rep][CODE_ROW]; (top, sum) [8]. */
-    __device__ __forceinline__ void give(int n_rep, float *results, float2 *tops) const
+    /* The class has been gone through: sums of all lanes. Even and odd keys, then as quad_sum adds. */
+    __device__ __forceinline__ void end()
     {
-        const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+#pragma unroll
+            for (int i = 4; i < 32; i *= 2) sum[e] = __fadd_rn(sum[e], __shfl_xor_sync(~0u, sum[e], i));
+    }
+    /* Columns 32 b + 4 g to 32 b + 4 g + 3 of row 2 c + e. */
+    __device__ __forceinline__ float4 four(int b, int e) const
+    {
+        return make_float4(acc[2 * b][e], acc[2 * b][2 + e], acc[2 * b + 1][e], acc[2 * b + 1][2 + e]);
+    }
+    /* To shared memory, [n_rep][CODE_ROW]; and added to what a class before left there. */
+    __device__ __forceinline__ void leave(int n_rep, float *results) const
+    {
+        const int lane = (int)(thread_now() % 32), g = lane / 4, c = lane % 4;
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            float s = sum[e]; /* even and odd keys, then as quad_sum adds */
+            if (2 * c + e >= n_rep) continue;
+            float *const to = results + (2 * c + e) * CODE_ROW;
 #pragma unroll
-            for (int i = 4; i < 32; i *= 2) s = __fadd_rn(s, __shfl_xor_sync(~0u, s, i));
-            const int row = 2 * c + e;
-            if (row < n_rep) {
-                float *to = results + row * CODE_ROW + 4 * g;
+            for (int b = 0; b < 4; b++) *(float4 *)(to + 32 * b + 4 * g) = four(b, e);
+            if (g == 0) *(float2 *)(to + CHAIN_HEAD) = make_float2(top[e], sum[e]);
+        }
+    }
+    __device__ __forceinline__ void join(int n_rep, const float *results)
+    {
+        const int lane = (int)(thread_now() % 32), g = lane / 4, c = lane % 4;
 #pragma unroll
-                for (int b = 0; b < 4; b++)
-                    *(float4 *)(to + 32 * b) = make_float4(acc[2 * b][e], acc[2 * b][2 + e],
-                                                           acc[2 * b + 1][e], acc[2 * b + 1][2 + e]);
+        for (int e = 0; e < 2; e++) {
+            if (2 * c + e >= n_rep) continue;
+            const float *const from = results + (2 * c + e) * CODE_ROW;
+            const float2 ts = *(const float2 *)(from + CHAIN_HEAD);
+            float T = ts.x, S = ts.y;
+#pragma unroll
+            for (int b = 0; b < 4; b++) {
+                const float4 y = *(const float4 *)(from + 32 * b + 4 * g), z = four(b, e);
+                const float own[4] = {z.x, z.y, z.z, z.w};
+                float Y[4] = {y.x, y.y, y.z, y.w};
+                T = ts.x, S = ts.y;
+                add_result<4>(T, S, Y, top[e], sum[e], own);
+                acc[2 * b][e] = Y[0], acc[2 * b][2 + e] = Y[1];
+                acc[2 * b + 1][e] = Y[2], acc[2 * b + 1][2 + e] = Y[3];
             }
-            if (g == 0) tops[row] = make_float2(top[e], s);
+            top[e] = T, sum[e] = S;
+        }
+    }
+    /* To parts. */
+    __device__ __forceinline__ void give(int n_rep, uint2 *part, unsigned tag) const
+    {
+        const int lane = (int)(thread_now() % 32), g = lane / 4, c = lane % 4;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int row = 2 * c + e;
+            if (row >= n_rep) continue;
+            uint2 *const to = part + row * CHAIN_HEAD + 4 * g;
+#pragma unroll
+            for (int b = 0; b < 4; b++) {
+                const float4 y = four(b, e);
+                pair_put(to + 32 * b, y.x, y.y, tag);
+                pair_put(to + 32 * b + 2, y.z, y.w, tag);
+            }
+            if (g == 0) pair_put(part + n_rep * CHAIN_HEAD + 2 * row, top[e], sum[e], tag);
         }
     }
 };
 
 /* ---- queries and results ---- */
 
-/* What stands in shared memory in place of activations and terms; of a half. */
+/* What stands in shared memory in place of activations and terms; of a warp. */
 struct code_room {
-    uint2 *queries;
-    float *units;
-    float2 *tops;         /* [warp][8] */
     unsigned char *fresh; /* the new key, and the new value */
-    float *results;       /* [warp][n_rep][CODE_ROW] */
+    float *units;         /* [8] */
+    uint2 *queries;       /* [D / 16][lane] */
+    float *results;       /* [n_rep][CODE_ROW] */
 };
-DEV code_room code_room_at(uint8_t *at, int half, int n_rep)
+DEV code_room code_room_at(uint8_t *at, int n_rep)
 {
     code_room m;
-    m.queries = (uint2 *)(at + half * CODE_QUERY);
-    m.fresh = at + 2 * CODE_QUERY + half * (2 * CODE_FRESH);
-    m.tops = (float2 *)(at + 2 * CODE_QUERY + 4 * CODE_FRESH) + half * (CODE_WARPS * 8);
-    m.units = (float *)(at + 2 * CODE_QUERY + 4 * CODE_FRESH + CHAIN_HEADS * 64) + half * 8;
-    m.results = (float *)(at + CODE_FIXED) + half * CODE_WARPS * n_rep * CODE_ROW;
+    m.fresh = at + warp_of() * CODE_ROOM(n_rep);
+    m.units = (float *)(m.fresh + 2 * CODE_FRESH);
+    m.queries = (uint2 *)(m.units + 8);
+    m.results = (float *)(m.fresh + CODE_KEPT);
     return m;
 }
-DEV void code_half_meet(int half)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(12 + half), "n"(32 * CODE_WARPS) : "memory");
-}
-/* As row r of the half's queries; as code_queries. */
-DEV void code_query(const float x[4], float scale, const code_room &m, int r)
+/* The new key or value of a head, to the cache and, by pairs with tags, to `to`, where who has the newest
+ * leaf reads it. Another block makes it than has that leaf, while that one makes queries. fresh: room. */
+static __device__ __noinline__ void code_new(const chain_step &s, int pos, int head, bool value,
+                                             const float *in, unsigned char *fresh, uint2 *to, unsigned tag)
 {
     const int lane = threadIdx.x % 32;
-    const float down = code_down<4>(x, scale, m.units + r);
-    uint16_t *to = (uint16_t *)(m.queries + lane / 16 * 32 + r * 4 + lane % 16 / 4) + lane % 4;
-#pragma unroll
-    for (int j = 0; j < 4; j++) to[j * (2 * 32 * 4)] = to_half<false>(__fmul_rn(x[j], down));
+    const uint32_t type = s.m[value].type;
+    const code_bytes b = code_bytes_of(type);
+    chain_head h;
+    take_heads<1, true>(&h, in + (s.n_head + (value ? s.n_kv : 0) + head) * CHAIN_HEAD, 1,
+                        value ? nullptr : s.k_norm, value || !s.turn ? nullptr : s.table, s.eps);
+    if (value)
+        kv_turn_values(h.x, type);
+    else
+        kv_turn_keys(h.x, type);
+    kv_put_some(h.x, 4, type, fresh, fresh + b.low, fresh + b.low + b.high);
+    __syncwarp();
+    const float2 *const words = (const float2 *)fresh;
+    if (lane < CODE_FRESH / 8)
+        pair_put(to + (value ? CODE_FRESH / 4 : 0) + 2 * lane, words[lane].x, words[lane].y, tag);
+    code_keep((unsigned char *)(value ? s.v : s.k) +
+                  (int64_t)KV_SLOT(s.where, pos) * code_row_bytes(b, s.n_kv),
+              b, s.n_kv, head, fresh);
+    __syncwarp();
 }
-/* The half's queries; where newest, the new key and value too, which go to the cache as well. A warp one at a
- * time; it has room for a head where its results will be. */
-static __device__ __noinline__ void code_rows(const chain_step &s, int pos, int kv_head, bool newest,
-                                              const float *in, const code_room m)
+/* Both, from there. */
+DEV void code_fresh(unsigned char *fresh, const uint2 *from, unsigned tag)
 {
-    constexpr int D = CHAIN_HEAD;
-    const int lane = threadIdx.x % 32, w = warp_of() % CODE_WARPS;
-    float *const room = m.results + w * s.n_rep * CODE_ROW;
+    const int lane = threadIdx.x % 32;
+    float *const to = (float *)fresh;
+    value_wait wait;
+    bool there;
+    do {
+        there = true;
+#pragma unroll
+        for (int i = 0; i < 2 * CODE_FRESH / 4; i += 32) {
+            float word;
+            if (i + lane >= 2 * CODE_FRESH / 4) continue;
+            there &= one_try(&word, from + i + lane, tag);
+            to[i + lane] = word;
+        }
+    } while (wait.more(!__all_sync(~0u, there)));
+    __syncwarp();
+}
+/* The head's queries, as code_queries has them, as fragments, and their units. Four rows at a time: one chain
+ * of latencies serves all. */
+static __device__ __noinline__ void code_rows(const chain_step &s, int head, const float *in,
+                                              const code_room m)
+{
+    constexpr int D = CHAIN_HEAD, N = 4;
+    const int lane = threadIdx.x % 32;
+    uint16_t *to = (uint16_t *)(m.queries + lane / 16 * 32 + lane % 16 / 4) + lane % 4;
 #pragma unroll 1
-    for (int it = w; it < (newest ? 10 : 8); it += CODE_WARPS) {
-        const bool query = it<8, value = it> 8;
-        chain_head h = {};
-        if (query && it >= s.n_rep) { /* no row: scores of zero */
-            code_query(h.x, 0.0f, m, it);
+    for (int r0 = 0; r0 < 8; r0 += N) {
+        chain_head h[N];
+        if (r0 >= s.n_rep) { /* no rows: scores of zero */
+#pragma unroll
+            for (int i = 0; i < N; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) to[(j * 2 * 32 + (r0 + i) * 4) * 4] = 0;
+            if (lane < N) m.units[r0 + lane] = 0.0f;
             continue;
         }
-        const int head = query ? kv_head * s.n_rep + it : s.n_head + (value ? s.n_kv : 0) + kv_head;
-        h.take<false>(in + head * D,
-                      query   ? s.q_norm
-                      : value ? nullptr
-                              : s.k_norm,
-                      value || !s.turn ? nullptr : s.table, s.eps);
-        if (query) {
-            kv_turn_head<4>(h.x, s.m[0].type, false, false);
-            code_query(h.x, s.scale, m, it);
-            continue;
-        }
-        unsigned char *const fresh = m.fresh + (value ? CODE_FRESH : 0);
-        const code_bytes b = code_bytes_of(s.m[value].type);
-        const struct kv_side side = {fresh, s.m[value].type, 0, b.low, b.low + b.high, {0, 0, 0}};
-        for (int j = 0; j < 4; j++) room[lane + 32 * j] = h.x[j];
-        kv_put_head(side, 0, 0, room, D, value);
-        __syncwarp();
-        code_keep(s, value, pos, kv_head, fresh);
-    }
-}
-
-/* The warps' results of a node, (0 + 1) + (2 + 3), to parts. */
-DEV void code_node(const chain_step &s, const code_room &m, uint2 *part, unsigned tag)
-{
-    constexpr int D = CHAIN_HEAD;
-    const int apart = s.n_rep * CODE_ROW;
-#pragma unroll 1
-    for (int at = 4 * (int)(threadIdx.x % (32 * CODE_WARPS)); at < s.n_rep * D; at += 128 * CODE_WARPS) {
-        const int r = at / D;
-        const float *y = m.results + r * CODE_ROW + at % D;
-        float T[2], S[2], Y[2][4];
+        take_heads<N, true>(h, in + (head * s.n_rep + r0) * D, s.n_rep - r0, s.q_norm,
+                            s.turn ? s.table : nullptr, s.eps);
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const float2 ts = m.tops[2 * i * 8 + r], other = m.tops[(2 * i + 1) * 8 + r];
-            const float4 u = *(const float4 *)(y + 2 * i * apart),
-                         v = *(const float4 *)(y + (2 * i + 1) * apart);
-            const float more[4] = {v.x, v.y, v.z, v.w};
-            T[i] = ts.x, S[i] = ts.y, Y[i][0] = u.x, Y[i][1] = u.y, Y[i][2] = u.z, Y[i][3] = u.w;
-            add_result<4>(T[i], S[i], Y[i], other.x, other.y, more);
+        for (int i = 0; i < N; i++) kv_turn_keys(h[i].x, s.m[0].type);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const float down = code_down<4>(h[i].x, r0 + i < s.n_rep ? s.scale : 0.0f, m.units + r0 + i);
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                to[(j * 2 * 32 + (r0 + i) * 4) * 4] = to_half<false>(__fmul_rn(h[i].x[j], down));
         }
-        add_result<4>(T[0], S[0], Y[0], T[1], S[1], Y[1]);
-        pair_put(part + at, Y[0][0], Y[0][1], tag);
-        pair_put(part + at + 2, Y[0][2], Y[0][3], tag);
-        if (at % D == 0) pair_put(part + s.n_rep * D + 2 * r, T[0], S[0], tag);
     }
+    __syncwarp();
 }
 
-/* A head's result: nodes added up, rotated back, handed on. box: [8][130] in shared memory. */
-static __device__ __noinline__ void code_join(const chain_step &s, int nodes, int head, const uint2 *parts,
-                                              unsigned tag, float *out, float *box)
+/* A head's result: nodes added up, rotated back, handed on. box: [8][130] in shared memory. Eight places are
+ * read at a time: of four nodes, or of two if classes of a pair may be apart. */
+static __device__ __noinline__ void code_join(const chain_step &s, const chain_plan &plan, int head,
+                                              const uint2 *parts, unsigned tag, float *out, float *box)
 {
-    constexpr int D = CHAIN_HEAD, B = 4, W = D / 32, ROW = D + 2;
+    constexpr int D = CHAIN_HEAD, W = D / 32, ROW = D + 2, N = 8;
     const int lane = threadIdx.x % 32, w = warp_of(), kv_head = head / s.n_rep, r = head - kv_head * s.n_rep;
-    const size_t pairs = LEAF_PAIRS(s.n_rep), step = (size_t)(s.n_kv * CLASSES) * pairs;
-    const uint2 *p = parts + (size_t)(w * s.n_kv + kv_head) * pairs;
+    const size_t pairs = LEAF_PAIRS(s.n_rep);
+    const code_share f = code_share_get(plan, same_of(plan.kv_head), 0);
+    const bool apart = f.step == 1;
+    const int of = apart ? 4 : 2; /* places of a node */
+    parts += (size_t)kv_head * pairs;
     float T = -INFINITY, S = 0.0f, Y[W] = {};
 #pragma unroll 1
-    for (int node = w; node < nodes; node += B * CLASSES, p += B * step) {
-        const int n = min((nodes - node + CLASSES - 1) / CLASSES, B);
-        float y[B][W], top[B], sum[B];
+    for (int node = w; node < f.nodes; node += N / of * CLASSES) {
+        float y[N][W], top[N], sum[N];
+        unsigned read = 0;
         value_wait wait;
         bool there;
         do {
             there = true;
 #pragma unroll
-            for (int i = 0; i < B; i++)
-                if (i < n) {
-                    const uint2 *q = p + i * step;
+            for (int i = 0; i < N; i++) {
+                const int n = node + i / of * CLASSES, c = 4 * n + i % of * (4 / of) / 2 * 2;
+                if (n >= f.nodes) continue;
+                const int place = apart && i % 2 ? f.beside(c) : f.near() ? c : c / 2;
+                if (place < 0) continue;
+                read |= 1u << i;
+                const uint2 *q = parts + (size_t)place * ((size_t)s.n_kv * pairs);
 #pragma unroll
-                    for (int j = 0; j < W; j++) there &= one_try(&y[i][j], q + r * D + lane + 32 * j, tag);
-                    there &= pair_try(top + i, sum + i, q + s.n_rep * D + 2 * r, tag);
-                }
+                for (int j = 0; j < W; j++) there &= one_try(&y[i][j], q + r * D + lane + 32 * j, tag);
+                there &= pair_try(&top[i], &sum[i], q + s.n_rep * D + 2 * r, tag);
+            }
         } while (wait.more(!__all_sync(~0u, there)));
+        if (apart)
 #pragma unroll
-        for (int i = 0; i < B; i++)
-            if (i < n) add_result<W>(T, S, Y, top[i], sum[i], y[i]);
+            for (int i = 0; i < N / 2; i++) { /* pairs of classes to where they are otherwise */
+                if (read >> (2 * i + 1) & 1)
+                    add_result<W>(top[2 * i], sum[2 * i], y[2 * i], top[2 * i + 1], sum[2 * i + 1],
+                                  y[2 * i + 1]);
+                top[i] = top[2 * i], sum[i] = sum[2 * i];
+#pragma unroll
+                for (int j = 0; j < W; j++) y[i][j] = y[2 * i][j];
+            }
+#pragma unroll
+        for (int i = 0; i < N; i += 2) {
+            if (i >= 2 * N / of || node + i / 2 * CLASSES >= f.nodes) continue;
+            add_result<W>(top[i], sum[i], y[i], top[i + 1], sum[i + 1], y[i + 1]);
+            add_result<W>(T, S, Y, top[i], sum[i], y[i]);
+        }
     }
 #pragma unroll
     for (int j = 0; j < W; j++) box[w * ROW + lane + 32 * j] = Y[j];
@@ -500,75 +680,66 @@ static __device__ __noinline__ void code_join(const chain_step &s, int nodes, in
 
 /* ---- the step ---- */
 
-/* What the warp that asks and the one that plans know of it: the position; and tiles, one a warp, of which
- * nothing is copied. */
-struct code_keys : few_keys {
-    static constexpr bool ring = true, codes = true;
-    int pos = -1;
-    __device__ __forceinline__ int begin(const chain_step &s)
-    {
-        if (pos < 0) {
-            cuda_grid_wait(); /* for the position */
-            pos = __ldcg(s.pos);
-        }
-        return CHAIN_HEADS;
-    }
-    static __device__ __forceinline__ uint32_t align(uint32_t at)
-    {
-        return at;
-    }
-    __device__ __forceinline__ chain_source source(const chain_args &, const chain_step &, int) const
-    {
-        return {};
-    }
-    static __device__ __forceinline__ void copy(uint8_t *, const chain_source &, uint64_t *bar)
-    {
-        bar_arrive(bar);
-    }
-};
-
-/* The warp's leaves on their way: keys, values of the first, keys of the next ... through places of its tile.
- */
-struct code_stream {
-    code_walk ahead;
-    unsigned ring, to, from, place, end; /* place: bytes of one; end: of all */
-    bool value;
-    __device__ __forceinline__ void ask(const chain_step &s, const code_share &f, int pos)
-    {
-        if (!ahead.over(f)) {
-            const int p0 = ahead.at();
-            const void *rows = value ? s.v : s.k;
-            if (p0 <= pos) switch (s.m[value].type) {
-                case KN_Q8_0: code_ask<KN_Q8_0>(ring + to, s, rows, f.kv_head, p0, pos); break;
-                case KN_Q5_0: code_ask<KN_Q5_0>(ring + to, s, rows, f.kv_head, p0, pos); break;
-                case KN_Q4_0: code_ask<KN_Q4_0>(ring + to, s, rows, f.kv_head, p0, pos); break;
-                default: code_ask<KN_TQ3_0>(ring + to, s, rows, f.kv_head, p0, pos);
+/* A warp's classes, one after the other. at: room in shared memory; ring: at the set's first tile; parts: new
+ * keys and values, then results. */
+DEV void code_classes(const chain_step &s, const code_share &f, int head, int pos, chain_reader ring,
+                      const code_room &m, uint2 *parts, const float *in, unsigned tag)
+{
+    const int lane = threadIdx.x % 32, c = lane % 4, sets = CHAIN_HEADS / code_warps(s),
+              kv_head = f.head + head, from = f.class_of(f.first), until = f.class_of(f.first + f.n);
+    const int node = ATTN_CODES_NODE(0, pos),
+              newest = 4 * node + (pos - ATTN_CODES_START(0, node)) / CODE_LEAF % 4;
+    code_rows(s, kv_head, in, m);
+    if (from <= newest && newest < until) code_fresh(m.fresh, parts + kv_head * LEAF_PAIRS(s.n_rep), tag);
+    code_few sums;
+#pragma unroll 1
+    for (int at = from; at < until; at++) {
+        const int n = code_leaves_of(at);
+        sums.clear();
+#pragma unroll 1
+        for (int i = 0; i < n; i++) {
+            const int p0 = code_at(at, i), mine = pos - p0;
+            float x[2][4] = {};
+            uint32_t p[4];
+            ring.await();
+            if (mine >= 0) {
+                unsigned char *const k = ring.here();
+                if (mine < CODE_LEAF) code_patch(k, mine, s.m[0].type, s.far, head, m.fresh, false);
+                switch (s.m[0].type) {
+                case KN_Q8_0: code_scores_few<KN_Q8_0>(x, m.queries, k, s.far, head); break;
+                case KN_Q5_0: code_scores_few<KN_Q5_0>(x, m.queries, k, s.far, head); break;
+                case KN_Q4_0: code_scores_few<KN_Q4_0>(x, m.queries, k, s.far, head); break;
+                default: code_scores_few<KN_TQ3_0>(x, m.queries, k, s.far, head);
                 }
-            if (value) ahead.on(f);
+            }
+            ring.pass(sets);
+            if (mine >= 0) sums.weights(p, x, *(const float2 *)(m.units + 2 * c), p0, pos);
+            ring.await();
+            if (mine >= 0) {
+                unsigned char *const v = ring.here();
+                bool bad = false;
+                if (mine < CODE_LEAF)
+                    bad = code_patch(v, mine, s.m[1].type, s.far, head, m.fresh + CODE_FRESH, true);
+                switch (s.m[1].type) {
+                case KN_Q8_0: code_weigh_few<KN_Q8_0>(sums.acc, p, v, s.far, head); break;
+                case KN_Q5_0: code_weigh_few<KN_Q5_0>(sums.acc, p, v, s.far, head); break;
+                case KN_Q4_0: code_weigh_few<KN_Q4_0>(sums.acc, p, v, s.far, head); break;
+                default: code_weigh_few<KN_TQ3_0>(sums.acc, p, v, s.far, head);
+                }
+                if (bad) sums.none();
+            }
+            ring.pass(sets);
         }
-        copy_commit();
-        value = !value;
-        if ((to += place) == end) to = 0;
+        sums.end();
+        if (!f.near() && at % 2 == 0 && at + 1 < until) { /* the next class is added to it */
+            sums.leave(s.n_rep, m.results);
+            __syncwarp();
+            continue;
+        }
+        if (!f.near() && at % 2 && at > from) sums.join(s.n_rep, m.results);
+        sums.give(s.n_rep, parts + (size_t)((f.place(at) + 1) * s.n_kv + kv_head) * LEAF_PAIRS(s.n_rep), tag);
     }
-    /* What was asked for longest ago is here. */
-    __device__ __forceinline__ void arrive(int places)
-    {
-        if (places == 4)
-            copy_wait(3);
-        else if (places == 3)
-            copy_wait(2);
-        else
-            copy_wait(1);
-        __syncwarp();
-    }
-    __device__ __forceinline__ void leave(const chain_step &s, const code_share &f, int pos)
-    {
-        __syncwarp();
-        ask(s, f, pos);
-        if ((from += place) == end) from = 0;
-    }
-};
-
+}
 /* All warps that multiply. at: room in shared memory; in, out: values of the step before and of this one;
  * before: bytes of points of grids, before the ring. */
 static __device__ __noinline__ void code_attention(const chain_step &s, const chain_plan &plan, uint8_t *at,
@@ -576,84 +747,30 @@ static __device__ __noinline__ void code_attention(const chain_step &s, const ch
                                                    unsigned tag)
 {
     extern __shared__ __align__(128) uint8_t smem[];
-    const int w = warp_of(), half = w / CODE_WARPS, c = threadIdx.x % 4, pos = same_of(plan.kv_head),
-              places = same_of(s.far);
-    const unsigned number = (unsigned)(plan.total + w);
+    const int w = warp_of(), pos = same_of(plan.kv_head), warps = code_warps(s), set = w / warps,
+              head = w - set * warps;
     chain_room r = chain_room_at(smem);
     r.ring += before;
     r.ring += (0u - shared_at(r.ring)) & 1023;
-    const code_share f = code_share_of(s, pos);
-    const code_room m = code_room_at(at, half, s.n_rep);
-    if (threadIdx.x % 32 == 0) r.done[w] = (int)number;
-    bar_wait(r.full + number % CHAIN_TILES, number / CHAIN_TILES & 1);
-    unsigned char *const tile = r.ring + r.tile[number % CHAIN_TILES].x;
-    code_stream stream = {};
-    stream.ring = shared_at(tile), stream.end = s.tile, stream.place = s.tile / (unsigned)places;
-    stream.ahead.begin(f);
-    for (int i = 0; i < places; i++) stream.ask(s, f, pos);
+    const code_share f = code_share_get(plan, pos, set);
+    const bool idle = !f.n || head >= s.far;
+    const code_room m = code_room_at(at, s.n_rep);
+    const int last = code_sets(s) - 1; /* the last sets have the fewest classes */
+    uint2 *const results = parts + s.n_kv * LEAF_PAIRS(s.n_rep);
+    chain_reader ring;
+    ring.begin(r, plan, idle ? plan.tiles : set);
     chain_heads_meet(); /* what stands at `at` is done with */
-    if (f.leaves) {
-        const int n_item = f.large + f.first + f.more, newest = ATTN_CODES_NODE(0, pos);
-        code_walk last = {};
-        bool mine = false; /* the newest node */
-        for (last.item = 0; last.item < n_item; last.item++) last.enter(f), mine |= last.node == newest;
-        code_rows(s, pos, f.kv_head, mine, in, m);
-        code_half_meet(half); /* queries, and the new row */
-    }
-    const int k_odd = code_odd(code_bytes_of(s.m[0].type), f.kv_head),
-              v_odd = code_odd(code_bytes_of(s.m[1].type), f.kv_head);
-    code_walk here;
-    code_few sums;
-    sums.clear();
 #pragma unroll 1
-    for (here.begin(f); !here.over(f);) {
-        const int p0 = here.at(), node = here.node, mine = pos - p0;
-        float x[2][4] = {};
-        uint32_t p[4];
-        stream.arrive(places);
-        if (mine >= 0) {
-            unsigned char *const k = tile + stream.from;
-            if (mine < CODE_LEAF) code_patch(k, mine, s.m[0].type, f.kv_head, m.fresh);
-            switch (s.m[0].type) {
-            case KN_Q8_0: code_scores_few<KN_Q8_0>(x, m.queries, k, k_odd); break;
-            case KN_Q5_0: code_scores_few<KN_Q5_0>(x, m.queries, k, k_odd); break;
-            case KN_Q4_0: code_scores_few<KN_Q4_0>(x, m.queries, k, k_odd); break;
-            default: code_scores_few<KN_TQ3_0>(x, m.queries, k, k_odd);
-            }
-        }
-        stream.leave(s, f, pos);
-        if (mine >= 0) sums.weights(p, x, *(const float2 *)(m.units + 2 * c), p0, pos);
-        stream.arrive(places);
-        if (mine >= 0) {
-            unsigned char *const v = tile + stream.from;
-            bool bad = false;
-            if (mine < CODE_LEAF) code_patch(v, mine, s.m[1].type, f.kv_head, m.fresh + CODE_FRESH);
-            if (mine < CODE_LEAF - 1) bad = code_bad(v, s.m[1].type, f.kv_head);
-            switch (s.m[1].type) {
-            case KN_Q8_0: code_weigh_few<KN_Q8_0>(sums.acc, p, v, v_odd); break;
-            case KN_Q5_0: code_weigh_few<KN_Q5_0>(sums.acc, p, v, v_odd); break;
-            case KN_Q4_0: code_weigh_few<KN_Q4_0>(sums.acc, p, v, v_odd); break;
-            default: code_weigh_few<KN_TQ3_0>(sums.acc, p, v, v_odd);
-            }
-            if (bad) sums.none();
-        }
-        stream.leave(s, f, pos);
-        here.on(f);
-        if (here.in) continue;
-        sums.give(s.n_rep, m.results + w % CODE_WARPS * s.n_rep * CODE_ROW, m.tops + w % CODE_WARPS * 8);
-        sums.clear();
-        code_half_meet(half); /* the node's results */
-        code_node(s, m, parts + (size_t)(node * s.n_kv + f.kv_head) * (size_t)LEAF_PAIRS(s.n_rep), tag);
-        code_half_meet(half); /* they are done with */
-    }
-    copy_wait(0);
-    shared_fence(); /* what is copied there next comes after what was written there */
-    __syncwarp();
+    for (int value = 0; value < 2; value++)
+        if (f.rank == max(last - value, 0) && head < s.far)
+            code_new(s, pos, f.head + head, value, in, m.fresh, parts + (f.head + head) * LEAF_PAIRS(s.n_rep),
+                     tag);
+    if (!idle) code_classes(s, f, head, pos, ring, m, parts, in, tag);
     if (threadIdx.x % 32 == 0) r.done[w] = plan.total + plan.tiles;
 #pragma unroll 1
     for (int i = blockIdx.x; i < s.n_head; i += gridDim.x) {
-        chain_heads_meet(); /* queries, or the head before, are done with */
-        code_join(s, ATTN_CODES_NODE(0, pos) + 1, i, parts, tag, out, (float *)at);
+        chain_heads_meet(); /* rooms of warps, or the head before, are done with */
+        code_join(s, plan, i, results, tag, out, (float *)at);
     }
 }
 #endif

@@ -59,34 +59,24 @@ struct far_keys : few_keys {
 };
 
 /* Where a warp is in the ring, and what it reads of a tile: 16 rows at a time. */
-struct far_bytes {
-    uint64_t *full;
-    uint8_t *ring;
-    const uint4 *tile;
-    volatile int *next; /* chain_room's `done`, the warp's */
-    int number, until, far;
+struct far_bytes : chain_reader {
+    int far;
     /* Rows 16 part .. of the leaf's keys or values: their first halves. */
-    __device__ __forceinline__ uint8_t *take(int part)
+    __device__ __forceinline__ uint8_t *take(int part) const
     {
         const int in = part & (far - 1);
-        if (in == 0) bar_wait(full + number % CHAIN_TILES, number / CHAIN_TILES & 1);
-        return ring + tile[number % CHAIN_TILES].x + in * (16 * 128);
+        if (in == 0) await();
+        return here() + in * (16 * 128);
     }
     __device__ __forceinline__ void done(int part)
     {
-        if ((part + 1) & (far - 1)) return;
-        number += CHAIN_HEADS;
-        __syncwarp();
-        if (threadIdx.x % 32) return;
-        shared_fence();
-        *next = min(number, until);
+        if (((part + 1) & (far - 1)) == 0) pass(CHAIN_HEADS);
     }
 };
 DEV far_bytes far_bytes_at(const chain_room &r, const chain_step &s, const chain_plan &plan)
 {
-    const int w = warp_of(), until = plan.total + plan.tiles;
-    far_bytes b = {r.full, r.ring, r.tile, r.done + w, plan.total + w, until, s.far};
-    if (threadIdx.x % 32 == 0) *b.next = min(b.number, until);
+    far_bytes b = {{}, s.far};
+    b.begin(r, plan, warp_of());
     return b;
 }
 

@@ -35,7 +35,7 @@ static constexpr int far_bytes(int n_rep)
 }
 static constexpr int code_bytes_at(int n_rep)
 {
-    return CODE_FIXED + CHAIN_HEADS * n_rep * CODE_ROW * 4;
+    return CHAIN_HEADS * CODE_ROOM(n_rep);
 }
 template <int D> static constexpr int wide_bytes()
 {

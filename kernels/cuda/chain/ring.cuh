@@ -81,8 +81,9 @@ struct chain_plan {
                                 the first of them begins with */
     int pairs, share;        /* pairs of panels; 2^share lanes an output of those that are not early */
     int unit, leaf, kv_head; /* of attention: the first unit, and which it is; where it may be gated, or keys
-                                come through the ring, kv_head is the position; of a delta net: the first of
-                                the key head's units, how many, and the key head */
+                                come through the ring, kv_head is the position, and over quantised ones the
+                                rest is code_share_put's; of a delta net: the first of the key head's units,
+                                how many, and the key head */
 };
 /* Of the block's pairs, those whose outputs a warp of its own writes as soon as their sums are complete. */
 template <class KV> DEV int early_of(const chain_step &s, int pairs)
@@ -179,6 +180,16 @@ struct chain_source {
     uint32_t bytes, apart, kind;
     int unit;
 };
+/* A lane's, to all. */
+DEV chain_source source_at(const chain_source &c, int lane)
+{
+    chain_source all = {};
+    all.p = (const uint8_t *)__shfl_sync(0xffffffff, (unsigned long long)c.p, lane);
+    all.bytes = __shfl_sync(0xffffffff, c.bytes, lane);
+    all.apart = __shfl_sync(0xffffffff, c.apart, lane);
+    all.kind = __shfl_sync(0xffffffff, c.kind, lane);
+    return all;
+}
 /* Units [unit, end) of a pair, at most a tile. */
 template <bool GRIDS> DEV chain_source source_of(const chain_step &s, bool plain, int pair, int unit, int end)
 {
@@ -220,6 +231,39 @@ DEV chain_room chain_room_at(uint8_t *smem)
     r.steps = (chain_step *)(smem + CHAIN_K_STEPS);
     return r;
 }
+
+/* Where a warp is among a step's tiles of keys and values. */
+struct chain_reader {
+    uint64_t *full;
+    uint8_t *ring;
+    const uint4 *tile;
+    volatile int *next; /* chain_room's `done`, the warp's */
+    int number, until;
+    /* At the step's tile `first`. */
+    __device__ __forceinline__ void begin(const chain_room &r, const chain_plan &plan, int first)
+    {
+        full = r.full, ring = r.ring, tile = r.tile, next = r.done + warp_of();
+        number = plan.total + first, until = plan.total + plan.tiles;
+        if (threadIdx.x % 32 == 0) *next = min(number, until);
+    }
+    __device__ __forceinline__ void await() const
+    {
+        bar_wait(full + number % CHAIN_TILES, number / CHAIN_TILES & 1);
+    }
+    __device__ __forceinline__ uint8_t *here() const
+    {
+        return ring + tile[number % CHAIN_TILES].x;
+    }
+    /* The tile is done with, whatever was written to it; what follows is `on` behind it. */
+    __device__ __forceinline__ void pass(int on)
+    {
+        number += on;
+        __syncwarp();
+        if (threadIdx.x % 32) return;
+        shared_fence();
+        *next = min(number, until);
+    }
+};
 
 /* Keys and values of attention: beside the ring (chain/attend.cuh), or in it: far_keys of chain/far_ring.cuh;
  * codes: code_keys of chain/codes.cuh. items: some steps have weights of types other than K, as
@@ -356,7 +400,13 @@ template <bool SPLIT, class KV> DEV void chain_ask(const chain_args &a, const ch
                         copy_weights_to(m.ring + to, c.p, c.bytes, bar);
                         if (c.q) copy_weights_to(m.ring + to + c.apart, c.q, c.bytes, bar);
                     }
-                    if constexpr (KV::ring) {
+                    if constexpr (KV::codes) {
+                        for (unsigned some = kv ? now : 0; some; some &= some - 1) {
+                            const int of = __ffs((int)some) - 1;
+                            keys.copy(s, m.ring + __shfl_sync(0xffffffff, to, of), source_at(c, of),
+                                      m.full + (unsigned)(total + first + of) % CHAIN_TILES);
+                        }
+                    } else if constexpr (KV::ring) {
                         if (ready && kv) keys.copy(m.ring + to, c, bar);
                     }
                     __syncwarp();
@@ -450,6 +500,8 @@ template <bool SPLIT, class KV> DEV void chain_fetch(const chain_args &a, const 
         g.total = total, g.tiles = tiles;
         const int late = g.pairs - early_of<KV>(s, g.pairs);
         g.share = 4 * late <= CHAIN_WARPS ? 2 : 2 * late <= CHAIN_WARPS ? 1 : 0;
+        if constexpr (KV::codes)
+            if (!s.n_m) keys.share(s, g);
         if (!KV::ring && !KV::nets && !s.n_m) {
             g.unit = block_of(s) - s.rest; /* blocks with less of the projections have leaves first */
             if (g.unit < 0) g.unit += (int)gridDim.x;

@@ -63,6 +63,15 @@ DEV void copy_weights_to(void *dst, const void *src, uint32_t bytes, uint64_t *b
            : "memory");
 }
 
+/* The same, asked for once by a warp whose lanes all have the same numbers: without a loop over lanes. */
+DEV void copy_weights_elected(void *dst, const void *src, uint32_t bytes, uint64_t *b)
+{
+    asm_90("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\n@p cp.async.bulk.shared::cluster.global.mbarrier::"
+           "complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;\n}" ::"r"(shared_at(dst)),
+           "l"(src), "r"(bytes), "r"(shared_at(b)), "l"(WEIGHTS_POLICY)
+           : "memory");
+}
+
 DEV float act_gate(int act, float g)
 {
     if (act == KN_ACT_SILU) return __fdiv_rn(g, __fadd_rn(1.0f, expf(-g)));

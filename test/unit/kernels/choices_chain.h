@@ -131,7 +131,7 @@ static inline void chain_line(FILE *out, const struct shapes *m, const char *rec
                     s->split ? " split" : "", s->flags & CHAIN_EARLY ? " early" : "", s->tile, s->ahead,
                     s->before);
         else if (codes)
-            fprintf(out, "; %d leaves, tile %u", s->far, s->tile);
+            fprintf(out, "; %d heads, tile %u, %d in the ring", s->far, s->tile, s->cap_tiles);
     }
     fprintf(out, "\n");
 }
