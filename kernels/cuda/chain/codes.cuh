@@ -15,12 +15,13 @@
  *
  * There is one query row, and its heads of a kv head are at most eight: so they are the columns of the mma,
  * and keys, or columns of values, its rows: half as many products as tiles of 16 queries want. What meets
- * what, and in which order, is as in attn_codes, so the bits are. Who has the newest leaf makes the new key
- * and value, writes them to the cache, and puts them into the tiles that were fetched without them.
+ * what, and in which order, is as in attn_codes, so the bits are. The blocks with the fewest classes make the
+ * new key and value, meanwhile, and write them to the cache; who has the newest leaf reads them as results
+ * are read, and puts them into the tiles that were fetched without them.
  *
  * Then a block takes a head and adds nodes up: a warp a class of nodes, in order; it rotates the result back.
  *
- * Bound: the codes, read once, or some 800 instructions of a warp a leaf (tq3_0: 1,100), whichever is longer
+ * Bound: the codes, read once, or some 850 instructions of a warp a leaf (tq3_0: 1,400), whichever is longer
  * (docs/speed/attention.md). */
 #ifndef DFLASH_CUDA_CHAIN_CODES_CUH
 #define DFLASH_CUDA_CHAIN_CODES_CUH
