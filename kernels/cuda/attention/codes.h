@@ -13,7 +13,9 @@
 #define ATTN_CODES_START(window, node)                                                                       \
     ((window) || (node) <= ATTN_CODES_NEAR / 256 ? (node)*256                                                \
                                                  : ATTN_CODES_NEAR + ((node)-ATTN_CODES_NEAR / 256) * 1024)
-/* Bytes from a key to the next of a plane in shared memory: on other banks. */
+/* Bytes of a row in a cache, of so many that its heads have. */
+#define ATTN_CODES_ROW(bytes) (((bytes) + 15) / 16 * 16)
+/* Bytes from a key to the next of a plane, or of a row, in shared memory: on other banks. */
 #define ATTN_CODES_PITCH(bytes) ((bytes) % 32 || (bytes) == 0 ? (bytes) : (bytes) + 16)
 
 #endif

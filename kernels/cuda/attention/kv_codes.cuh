@@ -58,6 +58,22 @@ template <uint32_t TYPE> struct kv_code {
                                                        : 0x64086408u;
 };
 
+/* Bytes of 128 numbers' codes in each plane. */
+struct kv_code_bytes {
+    int low, high, scale;
+    __device__ __forceinline__ int all() const
+    {
+        return low + high + scale;
+    }
+};
+static __device__ __forceinline__ kv_code_bytes kv_code_bytes_of(uint32_t type)
+{
+    return {type == KN_Q8_0    ? 128
+            : type == KN_TQ3_0 ? 32
+                               : 64,
+            type == KN_Q5_0 || type == KN_TQ3_0 ? 16 : 0, type == KN_TQ3_0 ? 2 : 8};
+}
+
 /* ---- codes to halves ---- */
 
 /* __byte_perm with what it would do beside left out: nibbles of s have no sign here. */
@@ -461,11 +477,8 @@ static __device__ void kv_put_head(const struct kv_side &s, int64_t slot, int he
                   *high = row + s.high + head * s.head[1], *scale = row + s.scale + head * s.head[2];
     __syncwarp();
     kv_turn_shared(x, d, s.type, values, false, threadIdx.x % 32, 32, [] { __syncwarp(); });
-    const int bits_low = s.type == KN_Q8_0    ? 8
-                         : s.type == KN_TQ3_0 ? 2
-                                              : 4,
-              scales = s.type == KN_TQ3_0 ? 2 : 8; /* bytes of 128 numbers */
-    for (int at = 0; at < d; at += 128, low += 16 * bits_low, high += 16, scale += scales) {
+    const kv_code_bytes b = kv_code_bytes_of(s.type);
+    for (int at = 0; at < d; at += 128, low += b.low, high += b.high, scale += b.scale) {
         float y[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) y[j] = at + 32 * j < d ? x[at + 32 * j + threadIdx.x % 32] : 0.0f;

@@ -327,9 +327,7 @@ static int attend_wide(struct cuda_backend *be, const struct kn_rope_store *s, c
 static int32_t code_places(const struct cuda_backend *be, int32_t bound, int32_t n_kv)
 {
     const int32_t near = ATTN_CODES_NEAR / 256, nodes = ATTN_CODES_NODE(0, bound - 1) + 1,
-                  sets = cuda_device_of(be).sm_count * (n_kv > 4   ? 1
-                                                        : n_kv > 2 ? 2
-                                                                   : CHAIN_HEADS / n_kv),
+                  sets = cuda_device_of(be).sm_count * (CHAIN_HEADS / CHAIN_CODE_WARPS(n_kv)),
                   few = 4 * (nodes < near ? nodes : near), many = nodes > near ? 2 * nodes + sets : 0;
     return 1 + (few > many ? few : many);
 }

@@ -462,7 +462,7 @@ static uint32_t code_rows_bytes(uint32_t type, int32_t heads)
 {
     const struct kv_layout *y = kv_layout_of(type);
     const int32_t head = CHAIN_HEAD * (y->low + y->high) / 8 + CHAIN_HEAD / y->group * 2,
-                  row = (heads * head + 15) / 16 * 16;
+                  row = ATTN_CODES_ROW(heads * head);
     return ATTN_CODES_LEAF(CHAIN_HEAD) * (uint32_t)ATTN_CODES_PITCH(row);
 }
 /* A leaf of keys or values of up to eight heads. */

@@ -44,7 +44,7 @@
 
 DEV int code_warps(const chain_step &s) /* of a set, which has s.far heads */
 {
-    return s.far > 4 ? 8 : s.far > 2 ? 4 : s.far;
+    return CHAIN_CODE_WARPS(s.far);
 }
 /* Classes of leaves of a set: class c of node n has number 4 n + c. They are shared out as *items*: a class,
  * or four of a small node; two items at a time where no set has more by that, for what lies in one set is
@@ -70,19 +70,29 @@ struct code_share {
     {
         return of * each + min(of, more) * step;
     }
-    /* The place of a class's results among those of its head. */
+    /* Places of results among those of a head: of class c, an even one alone or what two are added up to; of
+     * an odd one that set `set` begins with. */
+    __device__ __forceinline__ int place_of(int c) const
+    {
+        return near() ? c : c / 2;
+    }
+    __device__ __forceinline__ int place_apart(int set) const
+    {
+        return 2 * nodes + set;
+    }
+    /* Where class c of this set leaves its results, or those of the class before it and its own. */
     __device__ __forceinline__ int place(int c) const
     {
-        return near() ? c : c % 2 && class_of(first) == c ? 2 * nodes + rank : c / 2;
+        return near() ? c : c % 2 && class_of(first) == c ? place_apart(rank) : place_of(c);
     }
     /* Where are the results of the class behind c, an even one: -1: where those of c are, added to them. */
     __device__ __forceinline__ int beside(int c) const
     {
-        if (near()) return c + 1;
+        if (near()) return place_of(c + 1);
         if (c < 4 * CODE_SMALL || step > 1) return -1;
         const int item = c + 1 - 3 * CODE_SMALL, longer = more * (each + 1),
                   set = item < longer ? item / (each + 1) : more + (item - longer) / each;
-        return first_of(set) == item ? 2 * nodes + set : -1;
+        return first_of(set) == item ? place_apart(set) : -1;
     }
 };
 DEV int code_sets(const chain_step &s) /* of the launch, that have the same heads */
@@ -135,27 +145,12 @@ DEV int code_at(int c, int i)
 
 /* ---- tiles ---- */
 
-/* Bytes of a head's codes of a row in each plane. */
-struct code_bytes {
-    int low, high, scale;
-    __device__ __forceinline__ int all() const
-    {
-        return low + high + scale;
-    }
-};
-DEV code_bytes code_bytes_of(uint32_t type)
-{
-    return {type == KN_Q8_0    ? 128
-            : type == KN_TQ3_0 ? 32
-                               : 64,
-            type == KN_Q5_0 || type == KN_TQ3_0 ? 16 : 0, type == KN_TQ3_0 ? 2 : 8};
-}
 /* Of a row of so many heads: in the cache, and in a tile. */
-DEV int code_row_bytes(const code_bytes &b, int heads)
+DEV int code_row_bytes(const kv_code_bytes &b, int heads)
 {
-    return (heads * b.all() + 15) / 16 * 16;
+    return ATTN_CODES_ROW(heads * b.all());
 }
-DEV int code_pitch(const code_bytes &b, int heads)
+DEV int code_pitch(const kv_code_bytes &b, int heads)
 {
     return ATTN_CODES_PITCH(code_row_bytes(b, heads));
 }
@@ -191,7 +186,7 @@ struct code_keys : few_keys {
         const int per = f.near() ? 2 : 8, item = f.first + turn / 2 / per, i = turn / 2 % per;
         const bool whole = per == 8 && item < CODE_SMALL;
         const int p0 = code_at(f.class_of(item) + (whole ? i / 2 : 0), whole ? i % 2 : i);
-        const code_bytes b = code_bytes_of(s.m[value].type);
+        const kv_code_bytes b = kv_code_bytes_of(s.m[value].type);
         c.apart = (uint32_t)min(max(pos - p0, 0), CODE_LEAF);
         c.bytes = c.apart * (uint32_t)(s.far == s.n_kv ? code_row_bytes(b, s.n_kv) : s.far * b.all());
         c.kind = (uint32_t)(2 * f.head + value);
@@ -209,7 +204,7 @@ struct code_keys : few_keys {
         __syncwarp();
         const int heads = s.far, n_kv = s.n_kv, n = (int)c.apart, value = (int)c.kind & 1,
                   head = (int)c.kind / 2;
-        const code_bytes b = code_bytes_of(s.m[value].type);
+        const kv_code_bytes b = kv_code_bytes_of(s.m[value].type);
         const int row = code_row_bytes(b, n_kv), pitch = code_pitch(b, heads);
         if (heads == n_kv && pitch == row) {
             if (n) copy_weights_elected(dst, c.p, c.bytes, bar);
@@ -238,7 +233,7 @@ struct code_keys : few_keys {
 /* ---- this pass's row ---- */
 
 /* The head's codes at `fresh` to a row of n_kv heads. */
-DEV void code_keep(unsigned char *row, const code_bytes &b, int n_kv, int head, const unsigned char *fresh)
+DEV void code_keep(unsigned char *row, const kv_code_bytes &b, int n_kv, int head, const unsigned char *fresh)
 {
     const int lane = threadIdx.x % 32;
     if (4 * lane < b.low)
@@ -256,7 +251,7 @@ DEV void code_keep(unsigned char *row, const code_bytes &b, int n_kv, int head, 
 DEV bool code_patch(unsigned char *tile, int key, uint32_t type, int heads, int head,
                     const unsigned char *fresh, bool value)
 {
-    const code_bytes b = code_bytes_of(type);
+    const kv_code_bytes b = kv_code_bytes_of(type);
     const int pitch = code_pitch(b, heads), lane = threadIdx.x % 32;
     code_keep(tile + key * pitch, b, heads, head, fresh);
     __syncwarp();
@@ -280,7 +275,7 @@ struct code_place {
     int pitch, high, scale;
     __device__ __forceinline__ code_place(const unsigned char *tile, uint32_t type, int heads, int head)
     {
-        const code_bytes b = code_bytes_of(type);
+        const kv_code_bytes b = kv_code_bytes_of(type);
         low = tile + head * b.low, pitch = code_pitch(b, heads);
         high = heads * b.low + head * (b.high - b.low);
         scale = heads * (b.low + b.high) + head * (b.scale - b.low);
@@ -535,7 +530,7 @@ static __device__ __noinline__ void code_new(const chain_step &s, int pos, int h
 {
     const int lane = threadIdx.x % 32;
     const uint32_t type = s.m[value].type;
-    const code_bytes b = code_bytes_of(type);
+    const kv_code_bytes b = kv_code_bytes_of(type);
     chain_head h;
     take_heads<1, true>(&h, in + (s.n_head + (value ? s.n_kv : 0) + head) * CHAIN_HEAD, 1,
                         value ? nullptr : s.k_norm, value || !s.turn ? nullptr : s.table, s.eps);
@@ -631,7 +626,7 @@ static __device__ __noinline__ void code_join(const chain_step &s, const chain_p
             for (int i = 0; i < N; i++) {
                 const int n = node + i / of * CLASSES, c = 4 * n + i % of * (4 / of) / 2 * 2;
                 if (n >= f.nodes) continue;
-                const int place = apart && i % 2 ? f.beside(c) : f.near() ? c : c / 2;
+                const int place = apart && i % 2 ? f.beside(c) : f.place_of(c);
                 if (place < 0) continue;
                 read |= 1u << i;
                 const uint2 *q = parts + (size_t)place * ((size_t)s.n_kv * pairs);
