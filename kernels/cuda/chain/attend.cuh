@@ -120,8 +120,8 @@ DEV int chain_units(const chain_step &s, int pos)
     return (pos / chain_few::LEAF + 1) * s.n_kv;
 }
 
-/* Heads' vectors from values, row after row, normed and rotated as head_of does; zeros from row n on. QUICK:
- * by more registers. */
+/* Heads' vectors from values, row after row, normed and rotated as head_of does; zeros from row n >= 1 on.
+ * QUICK: by more registers. */
 struct chain_head : head_of<CHAIN_HEAD> {
     template <bool QUICK>
     __device__ __forceinline__ void take(const float *values, const float *norm, const float *table,
@@ -147,12 +147,13 @@ DEV void take_heads(chain_head h[N], const float *values, int n, const float *no
 #pragma unroll
         for (int i = 0; i < N; i++)
 #pragma unroll
-            for (int j = 0; j < W; j++)
-                if (i < n)
-                    there &= value_get(&h[i].x[j], values + i * CHAIN_HEAD + lane + 32 * j);
-                else
-                    h[i].x[j] = 0.0f;
+            for (int j = 0; j < W; j++) /* without branches, so that all are asked for at once */
+                there &= value_get(&h[i].x[j], values + min(i, n - 1) * CHAIN_HEAD + lane + 32 * j);
     } while (w.more(!__all_sync(~0u, there)));
+#pragma unroll
+    for (int i = 1; i < N; i++)
+#pragma unroll
+        for (int j = 0; j < W; j++) h[i].x[j] = i < n ? h[i].x[j] : 0.0f;
     if (norm)
 #pragma unroll
         for (int i = 0; i < N; i++) {

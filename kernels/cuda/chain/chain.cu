@@ -327,7 +327,7 @@ static int attend_wide(struct cuda_backend *be, const struct kn_rope_store *s, c
 static int32_t code_places(const struct cuda_backend *be, int32_t bound, int32_t n_kv)
 {
     const int32_t near = ATTN_CODES_NEAR / 256, nodes = ATTN_CODES_NODE(0, bound - 1) + 1,
-                  sets = cuda_device_of(be).sm_count * (CHAIN_HEADS / CHAIN_CODE_WARPS(n_kv)),
+                  sets = cuda_device_of(be).sm_count * CHAIN_HEADS / n_kv,
                   few = 4 * (nodes < near ? nodes : near), many = nodes > near ? 2 * nodes + sets : 0;
     return 1 + (few > many ? few : many);
 }
@@ -353,6 +353,7 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
         !a->first && kv->head_dim == CHAIN_HEAD && (coded || kv_halves(kv_form(kv->type))) &&
         a->n_head / n_kv <= 16 && bound <= chain_tuning.context &&
         (far ? a->n_head / n_kv <= CHAIN_FAR_HEADS : leaves <= CHAIN_LEAVES && parts <= CHAIN_PARTS) &&
+        (!coded || cuda_device_of(be).sm_count * CHAIN_HEADS >= 2 * n_kv) && /* two sets share a head */
         !s->v_norm && !s->interleaved && (s->n_rot == CHAIN_HEAD || s->n_rot == 0) &&
         (!c->attends ||
          (c->type == kv_form(kv->type) && c->far == far && c->coded == coded && c->pos == a->pos)) &&

@@ -457,19 +457,39 @@ static void tile_k(struct chain_step *s, int blocks, bool near)
     if (projects && s->cuts <= 32 && least_tile(s) < s->tile) s->flags |= CHAIN_MIXED;
 }
 
-/* Bytes of 32 rows of so many heads in shared memory: rows are on other banks than their neighbours. */
-static uint32_t code_rows_bytes(uint32_t type, int32_t heads)
+/* Bytes of 32 rows of so many heads in shared memory. */
+static uint32_t code_rows_bytes(uint32_t type, int32_t heads, bool value)
 {
     const struct kv_layout *y = kv_layout_of(type);
     const int32_t head = CHAIN_HEAD * (y->low + y->high) / 8 + CHAIN_HEAD / y->group * 2,
                   row = ATTN_CODES_ROW(heads * head);
-    return ATTN_CODES_LEAF(CHAIN_HEAD) * (uint32_t)ATTN_CODES_PITCH(row);
+    return (uint32_t)(ATTN_CODES_LEAF(CHAIN_HEAD) * row +
+                      (ATTN_CODES_LEAF(CHAIN_HEAD) >> ATTN_CODES_RUN(row)) * ATTN_CODES_PAD(row, value));
 }
-/* A leaf of keys or values of up to eight heads. */
-static void tile_codes(struct chain_step *s)
+/* May a tile have so many of a row's heads? Each part of a row is copied by 16 bytes. */
+static bool codes_part(const struct chain_step *s, int32_t heads)
 {
+    for (int i = 0; i < 2; i++) {
+        const struct kv_layout *y = kv_layout_of(s->m[i].type);
+        if (heads * CHAIN_HEAD * y->low / 8 % 16 || heads * CHAIN_HEAD * y->high / 8 % 16 ||
+            heads * CHAIN_HEAD / y->group * 2 % 16)
+            return false;
+    }
+    return s->n_kv % heads == 0;
+}
+/* A leaf of keys or values of up to eight heads; of two or four where most blocks would have nothing to do.
+ */
+static void tile_codes(struct chain_step *s, int blocks)
+{
+    const int32_t small = ATTN_CODES_NEAR / 256, nodes = ATTN_CODES_NODE(0, 64 * s->rounds - 1) + 1,
+                  items = 4 * nodes - (nodes <= small ? 0 : 2 * small), want = chain_tuning.code_heads;
     s->far = s->n_kv < CHAIN_HEADS ? s->n_kv : CHAIN_HEADS;
-    const uint32_t k = code_rows_bytes(s->m[0].type, s->far), v = code_rows_bytes(s->m[1].type, s->far);
+    for (int32_t heads = 4; heads > 1; heads /= 2)
+        if (heads < s->far && codes_part(s, heads) &&
+            (want ? heads >= want : 2 * items * (s->n_kv / heads) <= blocks))
+            s->far = heads;
+    const uint32_t k = code_rows_bytes(s->m[0].type, s->far, false),
+                   v = code_rows_bytes(s->m[1].type, s->far, true);
     s->tile = k > v ? k : v;
 }
 /* The tiles of all steps: the least bytes that one may have, 0: it does not go. holds: the ring has a place
@@ -486,7 +506,7 @@ static uint32_t tile_steps(struct chain_state *c, int32_t count, int blocks, boo
         if (held) {
             s->tile = (uint32_t)CHAIN_KEYS_BYTES;
         } else if (s->n_m == 0 && c->coded) {
-            tile_codes(s);
+            tile_codes(s, blocks);
         } else if (s->n_m == 0) { /* keys and values of a long context as tiles of the ring of bytes */
             s->far = 2;
             s->tile = 16u * (uint32_t)s->far * (CHAIN_HEAD * 2);

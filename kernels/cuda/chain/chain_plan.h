@@ -261,6 +261,7 @@ struct chain_tuning {
     int split;        /* units of a block's own pairs, from which on all share what is left over; 0: never */
     int far_ahead;    /* as k_ahead: keys and values of a long context */
     int k_near;       /* positions beyond which they come through that kernel's ring */
+    int code_heads;   /* of a tile of quantised keys or values, where it may have as many; 0: by positions */
     int wide;         /* 1: chain/wide.cuh and chain/post.cuh */
     int wide_ahead;   /* k_ahead of such chains */
     int head;         /* bytes of terms of a part of a head */

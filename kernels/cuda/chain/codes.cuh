@@ -2,22 +2,24 @@
  *
  * Rows of a cache lie one behind the other, and each has all of its heads: a tile of the ring is 32 rows of
  * keys or of values, the *leaf* of attention/codes.cuh, which the warp that asks fetches in the step's turn,
- * as far ahead as the ring has room: a copy a row, so that rows stand on other banks than their neighbours,
- * or one of all where they do anyway. A warp has a head; codes go from the tile to its registers, become
- * halves times their scale, and are multiplied. It waits for its tile, and for no other warp.
+ * as far ahead as the ring has room: some rows a copy, as many as leave rows on other banks than their
+ * neighbours. A warp has a head; codes go from the tile to its registers, become halves times their scale,
+ * and are multiplied. It waits for its tile, and for no other warp.
  *
  * A *class* is the leaves of a node whose number modulo 4 is the same, as a warp of attn_codes has them.
- * Blocks share classes out (code_share): of a node of 1,024 keys one at a time, eight leaves; nodes of 256
- * whole, but by classes where there are none of 1,024. Two classes of a node that one block has, the first
- * two or the last, are added there; what is left of (0 + 1) + (2 + 3) is added by who adds nodes up. With
- * less than eight heads a block has several *sets* of warps, each with classes and tiles of its own; with 16,
- * 24 ... a block has eight of them, and a copy of each plane a row.
+ * Blocks share classes out (code_share). Two classes of a node that one block has, the first two or the last,
+ * are added there; what is left of (0 + 1) + (2 + 3) is added by who adds nodes up.
+ *
+ * A block's eight warps are *sets* of as many as a tile has heads, each set with classes and tiles of its
+ * own. Tiles have all heads, up to eight; over short contexts, where most blocks would have nothing to do,
+ * two or four of them, whose parts of a row are a copy each. If one set of a block has classes, the others
+ * make queries for it.
  *
  * There is one query row, and its heads of a kv head are at most eight: so they are the columns of the mma,
  * and keys, or columns of values, its rows: half as many products as tiles of 16 queries want. What meets
  * what, and in which order, is as in attn_codes, so the bits are. The blocks with the fewest classes make the
  * new key and value, meanwhile, and write them to the cache; who has the newest leaf reads them as results
- * are read, and puts them into the tiles that were fetched without them.
+ * are read, when it comes to that leaf, and puts them into the tiles that were fetched without them.
  *
  * Then a block takes a head and adds nodes up: a warp a class of nodes, in order; it rotates the result back.
  *
@@ -33,6 +35,7 @@
 
 #define CODE_LEAF ATTN_CODES_LEAF(CHAIN_HEAD)
 #define CODE_SMALL (ATTN_CODES_NEAR / 256) /* nodes of 256 keys, which come first */
+#define CODE_HALVES (2 * CODE_SMALL)       /* halves of these */
 #define CODE_FRESH 160                     /* bytes: a head's codes of the new row, at most */
 #define CODE_ROW (CHAIN_HEAD + 8)          /* floats of a result, its top, its sum */
 #define CODE_QUERY (CHAIN_HEAD * 16)       /* bytes: [D / 16][lane] of a head */
@@ -46,29 +49,31 @@ DEV int code_warps(const chain_step &s) /* of a set, which has s.far heads */
 {
     return CHAIN_CODE_WARPS(s.far);
 }
-/* Classes of leaves of a set: class c of node n has number 4 n + c. They are shared out as *items*: a class,
- * or four of a small node; two items at a time where no set has more by that, for what lies in one set is
- * added there. */
+/* Classes of leaves: class c of node n has number 4 n + c; small nodes, of 256 keys, come first. A set has
+ * classes that follow each other. Beside large nodes the first sets have halves of small ones, two classes
+ * each; the others have large classes, two at a time where no set has more by that, for what lies in one set
+ * is added there. Where no node is large, sets have classes. */
 struct code_share {
-    int head, rank;              /* its first kv head; the set's number among those that have it */
-    int nodes, each, more, step; /* items of a set; of the first sets step more */
-    int first, n;                /* items of this set */
+    int number, on;                              /* the set's number; how many have the same heads */
+    int head, rank;                              /* its first kv head; its number among those */
+    int nodes, halves, each, more, step;         /* sets that have halves; classes of the others; of the first
+                                                    of those step more */
+    int from, until;                             /* the set's classes */
     __device__ __forceinline__ bool near() const /* no node is large */
     {
         return nodes <= CODE_SMALL;
     }
     __device__ __forceinline__ int leaves() const
     {
-        return n * (near() ? 2 : 8);
+        return (from < 4 * CODE_SMALL ? 2 : 8) * (until - from);
     }
-    __device__ __forceinline__ int class_of(int item) const /* the first of its classes */
-    {
-        return near() ? item : item < CODE_SMALL ? 4 * item : item + 3 * CODE_SMALL;
-    }
-    /* The first item of the set of that rank. */
+    /* The first class of the set of that rank. */
     __device__ __forceinline__ int first_of(int of) const
     {
-        return of * each + min(of, more) * step;
+        if (of >= halves)
+            return (near() ? 0 : 4 * CODE_SMALL) + (of - halves) * each + min(of - halves, more) * step;
+        const int some = CODE_HALVES / halves;
+        return 2 * (of * some + min(of, CODE_HALVES - some * halves));
     }
     /* Places of results among those of a head: of class c, an even one alone or what two are added up to; of
      * an odd one that set `set` begins with. */
@@ -83,55 +88,98 @@ struct code_share {
     /* Where class c of this set leaves its results, or those of the class before it and its own. */
     __device__ __forceinline__ int place(int c) const
     {
-        return near() ? c : c % 2 && class_of(first) == c ? place_apart(rank) : place_of(c);
+        return near() ? c : c % 2 && from == c ? place_apart(rank) : place_of(c);
+    }
+    /* May a set begin with the second class of two? */
+    __device__ __forceinline__ bool apart() const
+    {
+        return near() || (step == 1 && (each % 2 || more));
     }
     /* Where are the results of the class behind c, an even one: -1: where those of c are, added to them. */
     __device__ __forceinline__ int beside(int c) const
     {
         if (near()) return place_of(c + 1);
         if (c < 4 * CODE_SMALL || step > 1) return -1;
-        const int item = c + 1 - 3 * CODE_SMALL, longer = more * (each + 1),
-                  set = item < longer ? item / (each + 1) : more + (item - longer) / each;
-        return first_of(set) == item ? place_apart(set) : -1;
+        const int behind = c + 1 - 4 * CODE_SMALL, longer = more * (each + 1),
+                  set = halves +
+                        (behind < longer ? behind / (each + 1) : more + (behind - longer) / max(each, 1));
+        return first_of(set) == c + 1 ? place_apart(set) : -1;
     }
 };
-DEV int code_sets(const chain_step &s) /* of the launch, that have the same heads */
+DEV int code_block_sets(const chain_step &s) /* of a block */
 {
-    return (int)gridDim.x * (CHAIN_HEADS / code_warps(s)) / (s.n_kv / s.far);
+    return CHAIN_HEADS / code_warps(s);
 }
-/* Of this block's set `set`. */
-DEV code_share code_share_of(const chain_step &s, int pos, int set)
+/* The block's set `set` of its own: the first sets of all blocks come first. */
+DEV void code_share_set(code_share &f, const chain_step &s, int set)
 {
-    const int groups = s.n_kv / s.far, on = code_sets(s);
-    int rank = block_of(s) - s.rest; /* blocks with less of the projections have more */
-    if (rank < 0) rank += (int)gridDim.x;
-    rank += (int)gridDim.x * set;
+    const int groups = s.n_kv / s.far, number = f.number + (int)gridDim.x * set;
+    f.rank = groups > 1 ? number / groups : number, f.head = (number - f.rank * groups) * s.far;
+    f.from = f.first_of(f.rank);
+    f.until = f.rank < f.on ? f.first_of(f.rank + 1) : f.from;
+}
+/* How many sets have halves of small nodes, so that the slowest takes as little as can be: by measurement
+ * eight leaves take 20, half of a small node 12. large: classes of the others. */
+DEV int code_halves(int large, int on)
+{
+    const int most = (large + on - 2) / (on - 1); /* classes of a set, at least: one set has halves */
+    int best = INT_MAX, halves = 0;
+#pragma unroll 1
+    for (int i = most; i < most + 2; i++) {
+        const int some = min(on - (large + i - 1) / i, CODE_HALVES),
+                  cost = max(12 * ((CODE_HALVES + some - 1) / some), 20 * i);
+        if (cost < best) best = cost, halves = some;
+    }
+    return halves;
+}
+/* Of this block's first set. */
+DEV code_share code_share_of(const chain_step &s, int pos)
+{
     code_share f;
-    f.rank = rank / groups, f.head = (rank - f.rank * groups) * s.far;
+    f.number = block_of(s) - s.rest; /* blocks with less of the projections have more */
+    if (f.number < 0) f.number += (int)gridDim.x;
+    f.on = (int)gridDim.x * code_block_sets(s) / (s.n_kv / s.far);
     f.nodes = ATTN_CODES_NODE(0, pos) + 1;
-    const int items = f.near() ? 4 * f.nodes : 4 * f.nodes - 3 * CODE_SMALL, single = items / on,
-              pair = items / 2 / on, left = items - single * on, left_pairs = items / 2 - pair * on;
+    const int classes = 4 * f.nodes - (f.near() ? 0 : 4 * CODE_SMALL);
+    f.halves = f.near() ? 0 : code_halves(classes, f.on);
+    const int on = f.on - f.halves, single = classes / on, pair = classes / 2 / on,
+              left = classes - single * on, left_pairs = classes / 2 - pair * on;
     const bool pairs = !f.near() && 2 * (pair + (left_pairs > 0)) <= single + (left > 0);
     f.step = pairs ? 2 : 1, f.each = pairs ? 2 * pair : single, f.more = pairs ? left_pairs : left;
-    f.first = f.first_of(f.rank);
-    f.n = f.rank >= on ? 0 : f.each + (f.rank < f.more ? f.step : 0);
+    code_share_set(f, s, 0);
     return f;
 }
-/* The same of what was planned. Sets beyond the first are there where all heads are in one. */
-DEV void code_share_put(const code_share &f, chain_plan &g)
+/* How many of the block's sets have classes: the first of them; leaves: what one has, at most. f: of its
+ * first. */
+DEV int code_busy(code_share f, const chain_step &s, int *leaves)
 {
-    g.pairs = f.rank, g.split = f.n || !f.each ? f.head : -1, g.unit = f.each, g.leaf = f.more,
-    g.share = f.step;
+    int n = 0;
+    *leaves = 0;
+    while (f.from < f.until) {
+        *leaves = max(*leaves, f.leaves());
+        if (++n == code_block_sets(s)) break;
+        code_share_set(f, s, n);
+    }
+    return n;
 }
-DEV code_share code_share_get(const chain_plan &g, int pos, int set)
+/* What was planned: f: of the first set; how many have classes. */
+DEV void code_share_put(const code_share &f, int busy, chain_plan &g)
+{
+    g.pairs = f.number | busy << 16, g.split = f.on, g.unit = f.each, g.leaf = f.more,
+    g.share = f.step | f.halves << 16;
+}
+DEV code_share code_share_get(const chain_plan &g, const chain_step &s, int pos, int set)
 {
     code_share f;
-    f.rank = g.pairs + (int)gridDim.x * set, f.head = max(g.split, 0);
+    f.number = g.pairs & 0xffff, f.on = g.split;
     f.nodes = ATTN_CODES_NODE(0, pos) + 1;
-    f.each = g.unit, f.more = g.leaf, f.step = g.share;
-    f.first = f.first_of(f.rank);
-    f.n = g.split < 0 ? 0 : f.each + (f.rank < f.more ? f.step : 0);
+    f.each = g.unit, f.more = g.leaf, f.step = g.share & 0xffff, f.halves = g.share >> 16;
+    code_share_set(f, s, set);
     return f;
+}
+DEV int code_busy_of(const chain_plan &g)
+{
+    return g.pairs >> 16;
 }
 DEV int code_leaves_of(int c) /* of class c */
 {
@@ -150,42 +198,63 @@ DEV int code_row_bytes(const kv_code_bytes &b, int heads)
 {
     return ATTN_CODES_ROW(heads * b.all());
 }
-DEV int code_pitch(const kv_code_bytes &b, int heads)
-{
-    return ATTN_CODES_PITCH(code_row_bytes(b, heads));
-}
+/* Where rows of a tile begin. */
+struct code_lines {
+    int row, run, pad;
+    __device__ __forceinline__ code_lines(const kv_code_bytes &b, int heads, bool value)
+    {
+        row = code_row_bytes(b, heads);
+        run = ATTN_CODES_RUN(row), pad = ATTN_CODES_PAD(row, value);
+    }
+    __device__ __forceinline__ int at(int key) const
+    {
+        return key * row + (key >> run) * pad;
+    }
+    __device__ __forceinline__ int eight() const /* from a key to the eighth behind it */
+    {
+        return 8 * row + (8 >> run) * pad;
+    }
+    __device__ __forceinline__ int next() const /* from an even key to the odd one behind it */
+    {
+        return run ? row : row + pad;
+    }
+};
 
 /* What the warp that asks and the one that plans know of it. */
 struct code_keys : few_keys {
     static constexpr bool ring = true, codes = true;
     int pos = -1;
+    /* Of the step that was begun: how many of the block's sets have classes, and the first's share. */
+    int busy = 0;
+    code_share first;
     __device__ __forceinline__ int begin(const chain_step &s)
     {
         if (pos < 0) {
             cuda_grid_wait(); /* for the position, and keys of the launch before */
             pos = __ldcg(s.pos);
         }
-        /* The first set has as many leaves as any. */
-        return 2 * (CHAIN_HEADS / code_warps(s)) * code_share_of(s, pos, 0).leaves();
+        int leaves;
+        first = code_share_of(s, pos);
+        busy = code_busy(first, s, &leaves);
+        return 2 * busy * leaves;
     }
     __device__ __forceinline__ void share(const chain_step &s, chain_plan &g) const
     {
-        code_share_put(code_share_of(s, pos, 0), g);
+        code_share_put(first, busy, g);
     }
     static __device__ __forceinline__ uint32_t align(uint32_t at)
     {
         return at;
     }
-    /* Tile t of the step: set t % sets's; a leaf's keys come first. apart: rows that were there before. */
+    /* Tile t of the step: set t % busy's; a leaf's keys come first. apart: rows that were there before. */
     __device__ __forceinline__ chain_source source(const chain_args &, const chain_step &s, int t) const
     {
-        const int sets = CHAIN_HEADS / code_warps(s), set = t & (sets - 1), turn = t / sets, value = turn & 1;
-        const code_share f = code_share_of(s, pos, set);
+        const int turn = busy > 1 ? t / busy : t, set = t - turn * busy, value = turn & 1;
+        code_share f = first;
+        code_share_set(f, s, set);
         chain_source c = {};
         if (turn / 2 >= f.leaves()) return c;
-        const int per = f.near() ? 2 : 8, item = f.first + turn / 2 / per, i = turn / 2 % per;
-        const bool whole = per == 8 && item < CODE_SMALL;
-        const int p0 = code_at(f.class_of(item) + (whole ? i / 2 : 0), whole ? i % 2 : i);
+        const int each = code_leaves_of(f.from), p0 = code_at(f.from + turn / 2 / each, turn / 2 % each);
         const kv_code_bytes b = kv_code_bytes_of(s.m[value].type);
         c.apart = (uint32_t)min(max(pos - p0, 0), CODE_LEAF);
         c.bytes = c.apart * (uint32_t)(s.far == s.n_kv ? code_row_bytes(b, s.n_kv) : s.far * b.all());
@@ -205,28 +274,32 @@ struct code_keys : few_keys {
         const int heads = s.far, n_kv = s.n_kv, n = (int)c.apart, value = (int)c.kind & 1,
                   head = (int)c.kind / 2;
         const kv_code_bytes b = kv_code_bytes_of(s.m[value].type);
-        const int row = code_row_bytes(b, n_kv), pitch = code_pitch(b, heads);
-        if (heads == n_kv && pitch == row) {
-            if (n) copy_weights_elected(dst, c.p, c.bytes, bar);
-            return;
-        }
+        const code_lines to(b, heads, value);
         if (heads == n_kv) {
-            copy_rows(dst, pitch, c.p, row, row, n, bar);
+            const int bytes = to.row << to.run, rest = n & ((1 << to.run) - 1);
+            const uint8_t *from = c.p;
+#pragma unroll 4
+            for (int i = n >> to.run; i; i--, from += bytes, dst += bytes + to.pad)
+                copy_weights_elected(dst, from, (uint32_t)bytes, bar);
+            if (rest) copy_weights_elected(dst, from, (uint32_t)(rest * to.row), bar);
             return;
         }
-        const int low = heads * b.low, high = heads * b.high, plane = n_kv * b.low;
-        copy_rows(dst, pitch, c.p + head * b.low, row, low, n, bar);
-        if (high) copy_rows(dst + low, pitch, c.p + plane + head * b.high, row, high, n, bar);
-        copy_rows(dst + low + high, pitch, c.p + plane + n_kv * b.high + head * b.scale, row, heads * b.scale,
-                  n, bar);
+        const int row = code_row_bytes(b, n_kv), low = heads * b.low, high = heads * b.high,
+                  plane = n_kv * b.low;
+        copy_rows(dst, to, c.p + head * b.low, row, low, n, bar);
+        if (high) copy_rows(dst + low, to, c.p + plane + head * b.high, row, high, n, bar);
+        copy_rows(dst + low + high, to, c.p + plane + n_kv * b.high + head * b.scale, row, heads * b.scale, n,
+                  bar);
     }
     /* `bytes` of each of n rows: all lanes, which have the same numbers. */
-    static __device__ __forceinline__ void copy_rows(uint8_t *dst, int pitch, const uint8_t *from, int row,
-                                                     int bytes, int n, uint64_t *bar)
+    static __device__ __forceinline__ void copy_rows(uint8_t *dst, const code_lines &to, const uint8_t *from,
+                                                     int row, int bytes, int n, uint64_t *bar)
     {
+#pragma unroll 1
+        for (int left = n; left > 0; left -= 1 << to.run, dst += to.pad)
 #pragma unroll 4
-        for (int i = 0; i < n; i++, from += row, dst += pitch)
-            copy_weights_elected(dst, from, (uint32_t)bytes, bar);
+            for (int i = min(left, 1 << to.run); i; i--, from += row, dst += to.row)
+                copy_weights_elected(dst, from, (uint32_t)bytes, bar);
     }
 };
 
@@ -252,11 +325,12 @@ DEV bool code_patch(unsigned char *tile, int key, uint32_t type, int heads, int 
                     const unsigned char *fresh, bool value)
 {
     const kv_code_bytes b = kv_code_bytes_of(type);
-    const int pitch = code_pitch(b, heads), lane = threadIdx.x % 32;
-    code_keep(tile + key * pitch, b, heads, head, fresh);
+    const code_lines rows(b, heads, value);
+    const int lane = threadIdx.x % 32;
+    code_keep(tile + rows.at(key), b, heads, head, fresh);
     __syncwarp();
     if (!value || key == CODE_LEAF - 1) return false;
-    uint16_t *scale = (uint16_t *)(tile + lane * pitch + heads * (b.low + b.high) + head * b.scale);
+    uint16_t *scale = (uint16_t *)(tile + rows.at(lane) + heads * (b.low + b.high) + head * b.scale);
     bool bad = false;
     for (int i = 0; i < b.scale / 2; i++) {
         const bool none = lane <= key && (scale[i] & 0x7c00) == 0x7c00;
@@ -269,14 +343,17 @@ DEV bool code_patch(unsigned char *tile, int key, uint32_t type, int heads, int 
 
 /* ---- products ---- */
 
-/* Where a head's codes lie in a tile: of row 0; from a row to the next; to its other planes. */
+/* Where a head's codes lie in a tile: of row 0; rows; from the low codes to its other planes. */
 struct code_place {
     const unsigned char *low;
-    int pitch, high, scale;
-    __device__ __forceinline__ code_place(const unsigned char *tile, uint32_t type, int heads, int head)
+    code_lines rows;
+    int high, scale;
+    __device__ __forceinline__ code_place(const unsigned char *tile, uint32_t type, int heads, int head,
+                                          bool value)
+        : rows(kv_code_bytes_of(type), heads, value)
     {
         const kv_code_bytes b = kv_code_bytes_of(type);
-        low = tile + head * b.low, pitch = code_pitch(b, heads);
+        low = tile + head * b.low;
         high = heads * b.low + head * (b.high - b.low);
         scale = heads * (b.low + b.high) + head * (b.scale - b.low);
     }
@@ -315,16 +392,17 @@ template <uint32_t TYPE> struct code_scales {
 template <uint32_t TYPE>
 DEV void code_scores_few(float x[2][4], const uint2 *q, const unsigned char *tile, int heads, int head)
 {
-    const code_place at(tile, TYPE, heads, head);
+    constexpr int TURNS = kv_code<TYPE>::GROUP > 32 ? 1 : CHAIN_HEAD / 32; /* long code comes cold */
+    const code_place at(tile, TYPE, heads, head, false);
     const int lane = (int)(thread_now() % 32), g = lane / 4;
     const unsigned char *row[4];
     code_scales<TYPE> d[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        row[j] = at.low + (8 * j + g) * at.pitch;
+        row[j] = at.low + at.rows.at(g) + j * at.rows.eight();
         d[j].take(row[j] + at.scale);
     }
-#pragma unroll
+#pragma unroll TURNS
     for (int b = 0; b < CHAIN_HEAD / 32; b++) {
         uint32_t y[4][2][2];
 #pragma unroll
@@ -347,25 +425,26 @@ DEV void code_scores_few(float x[2][4], const uint2 *q, const unsigned char *til
 template <uint32_t TYPE>
 DEV void code_weigh_few(float acc[8][4], const uint32_t p[4], const unsigned char *tile, int heads, int head)
 {
-    const code_place at(tile, TYPE, heads, head);
+    constexpr int TURNS = kv_code<TYPE>::GROUP > 32 ? 1 : 2;
+    const code_place at(tile, TYPE, heads, head, true);
     const int lane = (int)(thread_now() % 32), g = lane / 4, c = lane % 4;
-#pragma unroll
+#pragma unroll TURNS
     for (int s = 0; s < 2; s++) {
         const unsigned char *row[2];
         code_scales<TYPE> d[2][2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            row[i] = at.low + (16 * s + 8 * i + 2 * c) * at.pitch;
+            row[i] = at.low + at.rows.at(2 * c) + (2 * s + i) * at.rows.eight();
             d[i][0].take(row[i] + at.scale);
-            d[i][1].take(row[i] + at.pitch + at.scale);
+            d[i][1].take(row[i] + at.rows.next() + at.scale);
         }
 #pragma unroll
         for (int b = 0; b < CHAIN_HEAD / 32; b++) {
             uint32_t y[2][4];
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                value_factors_at<TYPE>(y[i], row[i] + b * (4 * kv_code<TYPE>::LOW), at.pitch,
-                                       row[i] + at.high + 4 * b, at.pitch, d[i][0].with(d[i][1], b), g);
+                value_factors_at<TYPE>(y[i], row[i] + b * (4 * kv_code<TYPE>::LOW), at.rows.next(),
+                                       row[i] + at.high + 4 * b, at.rows.next(), d[i][0].with(d[i][1], b), g);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const uint32_t a[4] = {y[0][2 * h], y[0][2 * h + 1], y[1][2 * h], y[1][2 * h + 1]};
@@ -485,25 +564,22 @@ struct code_few {
             top[e] = T, sum[e] = S;
         }
     }
-    /* To parts. */
-    __device__ __forceinline__ void give(int n_rep, uint2 *part, unsigned tag) const
-    {
-        const int lane = (int)(thread_now() % 32), g = lane / 4, c = lane % 4;
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            const int row = 2 * c + e;
-            if (row >= n_rep) continue;
-            uint2 *const to = part + row * CHAIN_HEAD + 4 * g;
-#pragma unroll
-            for (int b = 0; b < 4; b++) {
-                const float4 y = four(b, e);
-                pair_put(to + 32 * b, y.x, y.y, tag);
-                pair_put(to + 32 * b + 2, y.z, y.w, tag);
-            }
-            if (g == 0) pair_put(part + n_rep * CHAIN_HEAD + 2 * row, top[e], sum[e], tag);
-        }
-    }
 };
+/* What was left there, to parts: whole lines at a time. */
+DEV void code_give(int n_rep, const float *results, uint2 *part, unsigned tag)
+{
+    const int lane = (int)(thread_now() % 32);
+#pragma unroll 2
+    for (int row = 0; row < n_rep; row++, results += CODE_ROW)
+#pragma unroll
+        for (int i = 2 * lane; i < CHAIN_HEAD; i += 64) {
+            const float2 y = *(const float2 *)(results + i);
+            pair_put(part + row * CHAIN_HEAD + i, y.x, y.y, tag);
+        }
+    if (lane >= n_rep) return;
+    const float2 y = *(const float2 *)(results - (n_rep - lane) * CODE_ROW + CHAIN_HEAD);
+    pair_put(part + n_rep * CHAIN_HEAD + 2 * lane, y.x, y.y, tag);
+}
 
 /* ---- queries and results ---- */
 
@@ -514,10 +590,10 @@ struct code_room {
     uint2 *queries;       /* [D / 16][lane] */
     float *results;       /* [n_rep][CODE_ROW] */
 };
-DEV code_room code_room_at(uint8_t *at, int n_rep)
+DEV code_room code_room_at(uint8_t *at, int n_rep, int warp)
 {
     code_room m;
-    m.fresh = at + warp_of() * CODE_ROOM(n_rep);
+    m.fresh = at + warp * CODE_ROOM(n_rep);
     m.units = (float *)(m.fresh + 2 * CODE_FRESH);
     m.queries = (uint2 *)(m.units + 8);
     m.results = (float *)(m.fresh + CODE_KEPT);
@@ -567,16 +643,17 @@ DEV void code_fresh(unsigned char *fresh, const uint2 *from, unsigned tag)
     } while (wait.more(!__all_sync(~0u, there)));
     __syncwarp();
 }
-/* The head's queries, as code_queries has them, as fragments, and their units. Four rows at a time: one chain
- * of latencies serves all. */
-static __device__ __noinline__ void code_rows(const chain_step &s, int head, const float *in,
-                                              const code_room m)
+/* The head's queries, as code_queries has them, as fragments, and their units: N rows at a time, for which
+ * one chain of latencies serves, those from `first` on, `apart` behind one another. */
+template <int N>
+static __device__ __noinline__ void code_rows(const chain_step &s, int head, int first, int apart,
+                                              const float *in, const code_room m)
 {
-    constexpr int D = CHAIN_HEAD, N = 4;
+    constexpr int D = CHAIN_HEAD;
     const int lane = threadIdx.x % 32;
     uint16_t *to = (uint16_t *)(m.queries + lane / 16 * 32 + lane % 16 / 4) + lane % 4;
 #pragma unroll 1
-    for (int r0 = 0; r0 < 8; r0 += N) {
+    for (int r0 = first; r0 < 8; r0 += apart) {
         chain_head h[N];
         if (r0 >= s.n_rep) { /* no rows: scores of zero */
 #pragma unroll
@@ -601,38 +678,55 @@ static __device__ __noinline__ void code_rows(const chain_step &s, int head, con
     __syncwarp();
 }
 
-/* A head's result: nodes added up, rotated back, handed on. box: [8][130] in shared memory. Eight places are
- * read at a time: of four nodes, or of two if classes of a pair may be apart. */
+/* A head's result: nodes added up, rotated back, handed on. box: [8][130] in shared memory. A lane waits for
+ * the top and the sum of a place, which come last; then eight places are read at a time: of four nodes, or of
+ * two if classes of a pair may be apart. */
 static __device__ __noinline__ void code_join(const chain_step &s, const chain_plan &plan, int head,
                                               const uint2 *parts, unsigned tag, float *out, float *box)
 {
     constexpr int D = CHAIN_HEAD, W = D / 32, ROW = D + 2, N = 8;
     const int lane = threadIdx.x % 32, w = warp_of(), kv_head = head / s.n_rep, r = head - kv_head * s.n_rep;
     const size_t pairs = LEAF_PAIRS(s.n_rep);
-    const code_share f = code_share_get(plan, same_of(plan.kv_head), 0);
-    const bool apart = f.step == 1;
+    const code_share f = code_share_get(plan, s, same_of(plan.kv_head), 0);
+    const bool apart = f.apart();
     const int of = apart ? 4 : 2; /* places of a node */
     parts += (size_t)kv_head * pairs;
-    float T = -INFINITY, S = 0.0f, Y[W] = {};
+    float T = -INFINITY, S = 0.0f, Y[W] = {}, its_top = 0.0f, its_sum = 0.0f;
+    int its = -1; /* the lane's place */
 #pragma unroll 1
-    for (int node = w; node < f.nodes; node += N / of * CLASSES) {
+    for (int k = 0, node = w; node < f.nodes; k += N, node += N / of * CLASSES) {
+        if (k % 32 == 0) {
+            const int i = lane, n = node + i / of * CLASSES, c = 4 * n + i % of * (4 / of) / 2 * 2;
+            its = n >= f.nodes ? -1 : apart && i % 2 ? f.beside(c) : f.place_of(c);
+            const uint2 *const q =
+                parts + (size_t)max(its, 0) * ((size_t)s.n_kv * pairs) + s.n_rep * D + 2 * r;
+            value_wait wait;
+            bool there;
+            do {
+                there = its < 0 || pair_try(&its_top, &its_sum, q, tag);
+            } while (wait.more(!__all_sync(~0u, there)));
+        }
         float y[N][W], top[N], sum[N];
+        const uint2 *from[N];
         unsigned read = 0;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int place = __shfl_sync(~0u, its, k % 32 + i);
+            top[i] = __shfl_sync(~0u, its_top, k % 32 + i);
+            sum[i] = __shfl_sync(~0u, its_sum, k % 32 + i);
+            read |= place < 0 ? 0u : 1u << i;
+            from[i] = parts + (size_t)max(place, 0) * ((size_t)s.n_kv * pairs) + r * D + lane;
+        }
         value_wait wait;
         bool there;
-        do {
+        do { /* without branches, so that all are asked for at once */
             there = true;
 #pragma unroll
             for (int i = 0; i < N; i++) {
-                const int n = node + i / of * CLASSES, c = 4 * n + i % of * (4 / of) / 2 * 2;
-                if (n >= f.nodes) continue;
-                const int place = apart && i % 2 ? f.beside(c) : f.place_of(c);
-                if (place < 0) continue;
-                read |= 1u << i;
-                const uint2 *q = parts + (size_t)place * ((size_t)s.n_kv * pairs);
+                bool here = true;
 #pragma unroll
-                for (int j = 0; j < W; j++) there &= one_try(&y[i][j], q + r * D + lane + 32 * j, tag);
-                there &= pair_try(&top[i], &sum[i], q + s.n_rep * D + 2 * r, tag);
+                for (int j = 0; j < W; j++) here &= one_try(&y[i][j], from[i] + 32 * j, tag);
+                there &= here | !(read >> i & 1);
             }
         } while (wait.more(!__all_sync(~0u, there)));
         if (apart)
@@ -658,7 +752,7 @@ static __device__ __noinline__ void code_join(const chain_step &s, const chain_p
     chain_heads_meet();
     if (w) return;
 #pragma unroll 1
-    for (int i = 1; i < CLASSES; i++) {
+    for (int i = 1; i < min(CLASSES, f.nodes + 1); i++) { /* of what no node has, one stands for all */
         float y[W];
 #pragma unroll
         for (int j = 0; j < W; j++) y[j] = box[i * ROW + lane + 32 * j];
@@ -676,17 +770,12 @@ static __device__ __noinline__ void code_join(const chain_step &s, const chain_p
 
 /* ---- the step ---- */
 
-/* A warp's classes, one after the other. at: room in shared memory; ring: at the set's first tile; parts: new
- * keys and values, then results. */
-DEV void code_classes(const chain_step &s, const code_share &f, int head, int pos, chain_reader ring,
-                      const code_room &m, uint2 *parts, const float *in, unsigned tag)
+/* A warp's classes, one after the other. busy: sets of the block that have some; ring: at this one's first
+ * tile; fresh: the new keys and values; parts: results. */
+DEV void code_classes(const chain_step &s, const code_share &f, int head, int busy, int pos,
+                      chain_reader ring, const code_room &m, const uint2 *fresh, uint2 *parts, unsigned tag)
 {
-    const int lane = threadIdx.x % 32, c = lane % 4, sets = CHAIN_HEADS / code_warps(s),
-              kv_head = f.head + head, from = f.class_of(f.first), until = f.class_of(f.first + f.n);
-    const int node = ATTN_CODES_NODE(0, pos),
-              newest = 4 * node + (pos - ATTN_CODES_START(0, node)) / CODE_LEAF % 4;
-    code_rows(s, kv_head, in, m);
-    if (from <= newest && newest < until) code_fresh(m.fresh, parts + kv_head * LEAF_PAIRS(s.n_rep), tag);
+    const int lane = threadIdx.x % 32, c = lane % 4, kv_head = f.head + head, from = f.from, until = f.until;
     code_few sums;
 #pragma unroll 1
     for (int at = from; at < until; at++) {
@@ -700,7 +789,10 @@ DEV void code_classes(const chain_step &s, const code_share &f, int head, int po
             ring.await();
             if (mine >= 0) {
                 unsigned char *const k = ring.here();
-                if (mine < CODE_LEAF) code_patch(k, mine, s.m[0].type, s.far, head, m.fresh, false);
+                if (mine < CODE_LEAF) {
+                    code_fresh(m.fresh, fresh + kv_head * LEAF_PAIRS(s.n_rep), tag);
+                    code_patch(k, mine, s.m[0].type, s.far, head, m.fresh, false);
+                }
                 switch (s.m[0].type) {
                 case KN_Q8_0: code_scores_few<KN_Q8_0>(x, m.queries, k, s.far, head); break;
                 case KN_Q5_0: code_scores_few<KN_Q5_0>(x, m.queries, k, s.far, head); break;
@@ -708,7 +800,7 @@ DEV void code_classes(const chain_step &s, const code_share &f, int head, int po
                 default: code_scores_few<KN_TQ3_0>(x, m.queries, k, s.far, head);
                 }
             }
-            ring.pass(sets);
+            ring.pass(busy);
             if (mine >= 0) sums.weights(p, x, *(const float2 *)(m.units + 2 * c), p0, pos);
             ring.await();
             if (mine >= 0) {
@@ -724,16 +816,20 @@ DEV void code_classes(const chain_step &s, const code_share &f, int head, int po
                 }
                 if (bad) sums.none();
             }
-            ring.pass(sets);
+            ring.pass(busy);
         }
         sums.end();
-        if (!f.near() && at % 2 == 0 && at + 1 < until) { /* the next class is added to it */
-            sums.leave(s.n_rep, m.results);
+        const bool joined = !f.near() && at % 2 && at > from;
+        if (joined) {
+            sums.join(s.n_rep, m.results);
             __syncwarp();
-            continue;
         }
-        if (!f.near() && at % 2 && at > from) sums.join(s.n_rep, m.results);
-        sums.give(s.n_rep, parts + (size_t)((f.place(at) + 1) * s.n_kv + kv_head) * LEAF_PAIRS(s.n_rep), tag);
+        sums.leave(s.n_rep, m.results);
+        __syncwarp();
+        if (!f.near() && at % 2 == 0 && at + 1 < until) continue; /* the next class is added to it */
+        code_give(s.n_rep, m.results, parts + (size_t)(f.place(at) * s.n_kv + kv_head) * LEAF_PAIRS(s.n_rep),
+                  tag);
+        __syncwarp();
     }
 }
 /* All warps that multiply. at: room in shared memory; in, out: values of the step before and of this one;
@@ -748,20 +844,30 @@ static __device__ __noinline__ void code_attention(const chain_step &s, const ch
     chain_room r = chain_room_at(smem);
     r.ring += before;
     r.ring += (0u - shared_at(r.ring)) & 1023;
-    const code_share f = code_share_get(plan, pos, set);
-    const bool idle = !f.n || head >= s.far;
-    const code_room m = code_room_at(at, s.n_rep);
-    const int last = code_sets(s) - 1; /* the last sets have the fewest classes */
+    const code_share f = code_share_get(plan, s, pos, set);
+    const int busy = code_busy_of(plan), sets = code_block_sets(s);
+    const bool idle = f.from == f.until || head >= s.far, helped = busy == 1 && sets > 1;
+    const code_room m = code_room_at(at, s.n_rep, w);
     uint2 *const results = parts + s.n_kv * LEAF_PAIRS(s.n_rep);
     chain_reader ring;
     ring.begin(r, plan, idle ? plan.tiles : set);
     chain_heads_meet(); /* what stands at `at` is done with */
+    if (helped) {       /* one row of queries or two a warp, for the heads of the first set */
+        const int kv_head = code_share_get(plan, s, pos, 0).head + head;
+        const code_room his = code_room_at(at, s.n_rep, head);
+        if (head < s.far && sets > 2)
+            code_rows<1>(s, kv_head, set, sets, in, his);
+        else if (head < s.far)
+            code_rows<2>(s, kv_head, 2 * set, 4, in, his);
+        chain_heads_meet();
+    }
 #pragma unroll 1
-    for (int value = 0; value < 2; value++)
-        if (f.rank == max(last - value, 0) && head < s.far)
+    for (int value = 0; value < 2; value++) /* the last sets have the fewest classes */
+        if (f.rank == max(f.on - 1 - value, 0) && head < s.far)
             code_new(s, pos, f.head + head, value, in, m.fresh, parts + (f.head + head) * LEAF_PAIRS(s.n_rep),
                      tag);
-    if (!idle) code_classes(s, f, head, pos, ring, m, parts, in, tag);
+    if (!idle && !helped) code_rows<4>(s, f.head + head, 0, 4, in, m);
+    if (!idle) code_classes(s, f, head, busy, pos, ring, m, parts, results, tag);
     if (threadIdx.x % 32 == 0) r.done[w] = plan.total + plan.tiles;
 #pragma unroll 1
     for (int i = blockIdx.x; i < s.n_head; i += gridDim.x) {

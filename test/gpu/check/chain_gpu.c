@@ -458,17 +458,25 @@ static void check_codes(const struct code_shape *c, bool quick)
     value_type = c->values;
     make(&m, s);
     value_type = 0;
+    char what[80];
     float *x = values((size_t)s->hidden, 1.0f);
     for (size_t i = 0; i < sizeof positions / sizeof *positions; i++) {
         const int32_t pos = positions[i];
         if (pos >= s->cap || (quick && i % 3)) continue;
         compare(&m, x, pos, 1, false, "codes,");
+        chain_tuning.code_heads = 2 << i % 3;
+        snprintf(what, sizeof what, "codes, tiles of %d heads,", chain_tuning.code_heads);
+        compare(&m, x, pos, 1, false, what);
+        chain_tuning.code_heads = 0;
         if (i % 5) continue;
         whole = true;
         compare(&m, x, pos, 2, true, "codes, of the whole,");
         whole = false;
     }
-    compare(&m, x, s->cap - 1, 3, true, "codes,");
+    for (chain_tuning.code_heads = 8; chain_tuning.code_heads; chain_tuning.code_heads /= 2) {
+        snprintf(what, sizeof what, "codes, tiles of %d heads,", chain_tuning.code_heads);
+        compare(&m, x, s->cap - 1, 3, true, what);
+    }
     if (!quick) compare(&m, x, 4100, 200, true, "codes,");
     compare(&m, x, s->cap - 64, quick ? 2 : 30, true, "codes,");
     x[3] = (float)(0.0 * HUGE_VAL);

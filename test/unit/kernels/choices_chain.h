@@ -56,6 +56,7 @@ static inline void chain_attention_of(struct chain_maker *m, const struct shapes
     c->op[m->count - 1].part = false;
     t->n_head = s->n_head, t->n_kv = s->n_kv, t->n_rep = s->n_head / s->n_kv, t->head = s->head;
     t->where = (bound + 255) / 256 * 256;
+    t->rounds = (bound - 1) / 64 + 1;
     c->attends = true;
     c->far = bound > (c->items || c->wide ? chain_tuning.near : chain_tuning.k_near);
     t->far = c->far;
@@ -166,8 +167,9 @@ static inline void choose_chains(FILE *out)
         static const uint32_t caches[] = {KN_Q8_0, KN_Q5_0, KN_Q4_0, KN_TQ3_0};
         for (size_t c = 0; c < sizeof caches / sizeof *caches; c++)
             for (size_t t = 0; t < 4; t += 3) /* Q4_K_M, Q8_0 */
-                chain_line(out, &m, types[t].name, types[t].most, types[t].more, caches[c],
-                           &choice_devices[0], 65536);
+                for (size_t b = 1; b < sizeof bounds / sizeof *bounds; b++)
+                    chain_line(out, &m, types[t].name, types[t].most, types[t].more, caches[c],
+                               &choice_devices[0], bounds[b]);
     }
 }
 
