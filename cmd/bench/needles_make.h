@@ -39,12 +39,18 @@ struct needle_answer {
     int32_t one_of[4];
     int32_t of; /* the case that it belongs to: a case is right if all of its answers are */
 };
+/* n tokens from `from` on are what follows rows `row` and on: what lists must keep for them. */
+struct needle_read {
+    int32_t row, from, n;
+};
 struct needle_prompt {
     int32_t *ids;         /* [length], the caller's */
     int32_t length, body; /* body: where the questions begin */
     int32_t n_cases, n_answers;
     int32_t depth[NEEDLE_CASES]; /* of each case's evidence, 0 to NEEDLE_DEPTHS - 1 */
     struct needle_answer answer[2 * NEEDLE_CASES];
+    int32_t n_reads;
+    struct needle_read read[8 * NEEDLE_CASES];
 };
 
 /* Prompt number `number` of a task. ids: room for length tokens, NEEDLE_LEAST to NEEDLE_MOST, a multiple of
