@@ -458,13 +458,17 @@ static void tile_k(struct chain_step *s, int blocks, bool near)
 }
 
 /* Bytes of 32 rows of so many heads in shared memory. */
-static uint32_t code_rows_bytes(uint32_t type, int32_t heads, bool value)
+static uint32_t code_rows_bytes(const struct chain_step *s, bool value)
 {
+    const int32_t heads = s->far;
+    const uint32_t type = s->m[value].type;
+    const bool whole = heads == s->n_kv;
     const struct kv_layout *y = kv_layout_of(type);
     const int32_t head = CHAIN_HEAD * (y->low + y->high) / 8 + CHAIN_HEAD / y->group * 2,
                   row = ATTN_CODES_ROW(heads * head);
     return (uint32_t)(ATTN_CODES_LEAF(CHAIN_HEAD) * row +
-                      (ATTN_CODES_LEAF(CHAIN_HEAD) >> ATTN_CODES_RUN(row)) * ATTN_CODES_PAD(row, value));
+                      (ATTN_CODES_LEAF(CHAIN_HEAD) >> ATTN_CODES_RUN(row, whole)) *
+                          ATTN_CODES_PAD(row, whole, value));
 }
 /* May a tile have so many of a row's heads? Each part of a row is copied by 16 bytes. */
 static bool codes_part(const struct chain_step *s, int32_t heads)
@@ -488,8 +492,7 @@ static void tile_codes(struct chain_step *s, int blocks)
         if (heads < s->far && codes_part(s, heads) &&
             (want ? heads >= want : 2 * items * (s->n_kv / heads) <= blocks))
             s->far = heads;
-    const uint32_t k = code_rows_bytes(s->m[0].type, s->far, false),
-                   v = code_rows_bytes(s->m[1].type, s->far, true);
+    const uint32_t k = code_rows_bytes(s, false), v = code_rows_bytes(s, true);
     s->tile = k > v ? k : v;
 }
 /* The tiles of all steps: the least bytes that one may have, 0: it does not go. holds: the ring has a place
