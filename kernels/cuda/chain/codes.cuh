@@ -719,7 +719,7 @@ static __device__ __noinline__ void code_join(const chain_step &s, const chain_p
         }
         value_wait wait;
         bool there;
-        do { /* without branches, so that all are asked for at once */
+        do { /* without branches: each would be a trip of its own */
             there = true;
 #pragma unroll
             for (int i = 0; i < N; i++) {
