@@ -471,7 +471,7 @@ int32_t attn_codes_nodes(int32_t held, int32_t n, int32_t window, bool causal, i
     int64_t keys = held, most;
     if (window && (int64_t)window * (causal ? 1 : 2) + n < keys)
         keys = (int64_t)window * (causal ? 1 : 2) + n;
-    const int64_t small = keys / 256 + 2, large = ATTN_CODES_NEAR / 256 + keys / 1024 + 2;
+    const int64_t small = keys / 256 + 2, large = ATTN_CODES_SMALL + keys / 1024 + 2;
     most = window || small < large ? small : large;
     if (bound && ATTN_CODES_NODE(window, bound - 1) + 1 < most) most = ATTN_CODES_NODE(window, bound - 1) + 1;
     return (int32_t)most;

@@ -6,13 +6,12 @@
 #define ATTN_CODES_LEAF(D) ((D) <= 256 ? 32 : 16) /* keys that a warp has at once */
 #define ATTN_CODES_GROUPS(D) ((D) <= 256 ? 1 : 2) /* of columns, each of warps of its own */
 #define ATTN_CODES_NEAR 4096 /* positions below it have nodes of 256, as windows have; others of 1,024 */
+#define ATTN_CODES_SMALL (ATTN_CODES_NEAR / 256) /* nodes of 256, where there are others, too */
 /* The node of a position, and the first position of a node. */
 #define ATTN_CODES_NODE(window, pos)                                                                         \
-    ((window) || (pos) < ATTN_CODES_NEAR ? (pos) / 256                                                       \
-                                         : ATTN_CODES_NEAR / 256 + ((pos)-ATTN_CODES_NEAR) / 1024)
+    ((window) || (pos) < ATTN_CODES_NEAR ? (pos) / 256 : ATTN_CODES_SMALL + ((pos)-ATTN_CODES_NEAR) / 1024)
 #define ATTN_CODES_START(window, node)                                                                       \
-    ((window) || (node) <= ATTN_CODES_NEAR / 256 ? (node)*256                                                \
-                                                 : ATTN_CODES_NEAR + ((node)-ATTN_CODES_NEAR / 256) * 1024)
+    ((window) || (node) <= ATTN_CODES_SMALL ? (node)*256 : ATTN_CODES_NEAR + ((node)-ATTN_CODES_SMALL) * 1024)
 /* Bytes of a row in a cache, of so many that its heads have. */
 #define ATTN_CODES_ROW(bytes) (((bytes) + 15) / 16 * 16)
 /* Bytes from a key to the next of a plane in shared memory: on other banks. */

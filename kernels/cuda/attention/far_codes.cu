@@ -68,7 +68,7 @@ struct deal {
     int large, whole, part, small, n_small, rank, ranks; /* part: of the last one's 256 keys, of 4 */
     __device__ __forceinline__ void open(const attn &a, const struct span &seen, int rank_, int ranks_)
     {
-        constexpr int NEAR = ATTN_CODES_NEAR / 256;
+        constexpr int NEAR = ATTN_CODES_SMALL;
         const bool any = seen.hi > seen.lo && ranks_ > 0;
         const int first = any ? ATTN_CODES_NODE(a.window, seen.lo) : 0,
                   last = any ? ATTN_CODES_NODE(a.window, seen.hi - 1) : -1;

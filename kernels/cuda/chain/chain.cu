@@ -326,7 +326,7 @@ static int attend_wide(struct cuda_backend *be, const struct kn_rope_store *s, c
  * each node; or two of each node, and one of each set of warps; and a place for the new key and value. */
 static int32_t code_places(const struct cuda_backend *be, int32_t bound, int32_t n_kv)
 {
-    const int32_t near = ATTN_CODES_NEAR / 256, nodes = ATTN_CODES_NODE(0, bound - 1) + 1,
+    const int32_t near = ATTN_CODES_SMALL, nodes = ATTN_CODES_NODE(0, bound - 1) + 1,
                   sets = cuda_device_of(be).sm_count * CHAIN_HEADS / n_kv,
                   few = 4 * (nodes < near ? nodes : near), many = nodes > near ? 2 * nodes + sets : 0;
     return 1 + (few > many ? few : many);

@@ -477,16 +477,17 @@ static bool codes_part(const struct chain_step *s, int32_t heads)
     }
     return s->n_kv % heads == 0;
 }
-/* A leaf of keys or values of up to eight heads; of two or four where most blocks would have nothing to do.
- */
+/* A leaf of keys or values of up to eight heads; of two or four where no more than half of the blocks would
+ * have anything to do: what they share out are classes, of small nodes beside large ones two at a time. */
 static void tile_codes(struct chain_step *s, int blocks)
 {
-    const int32_t small = ATTN_CODES_NEAR / 256, nodes = ATTN_CODES_NODE(0, 64 * s->rounds - 1) + 1,
-                  items = 4 * nodes - (nodes <= small ? 0 : 2 * small), want = chain_tuning.code_heads;
+    const int32_t nodes = ATTN_CODES_NODE(0, 64 * s->rounds - 1) + 1,
+                  shares = 4 * nodes - (nodes <= ATTN_CODES_SMALL ? 0 : 2 * ATTN_CODES_SMALL),
+                  want = chain_tuning.code_heads;
     s->far = s->n_kv < CHAIN_HEADS ? s->n_kv : CHAIN_HEADS;
     for (int32_t heads = 4; heads > 1; heads /= 2)
         if (heads < s->far && codes_part(s, heads) &&
-            (want ? heads >= want : 2 * items * (s->n_kv / heads) <= blocks))
+            (want ? heads >= want : 2 * shares * (s->n_kv / heads) <= blocks))
             s->far = heads;
     const uint32_t k = code_rows_bytes(s->m[0].type, s->far, false),
                    v = code_rows_bytes(s->m[1].type, s->far, true);

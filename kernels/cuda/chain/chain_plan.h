@@ -34,9 +34,6 @@ typedef int32_t kv_where; /* attention/kv.cuh */
 #define CHAIN_DESCS 8           /* descriptors in shared memory */
 #define CHAIN_ROUNDED_WORDS 512 /* that a warp takes of a row that is handed on rounded, at most */
 
-/* Warps that share tiles of so many kv heads of quantised caches (chain/codes.cuh), a power of two. */
-#define CHAIN_CODE_WARPS(heads) ((heads) > 4 ? CHAIN_HEADS : (heads) > 2 ? 4 : (heads))
-
 /* What the activations of a step are. */
 enum chain_kind { CHAIN_K, CHAIN_32, CHAIN_F16, CHAIN_BF16, CHAIN_F32 };
 

@@ -11,9 +11,9 @@
  * are added there; what is left of (0 + 1) + (2 + 3) is added by who adds nodes up.
  *
  * A block's eight warps are *sets* of as many as a tile has heads, each set with classes and tiles of its
- * own. Tiles have all heads, up to eight; over short contexts, where most blocks would have nothing to do,
- * two or four of them, whose parts of a row are a copy each. If one set of a block has classes, the others
- * make queries for it.
+ * own. Tiles have all heads, or eight of more; over short contexts, where most blocks would have nothing to
+ * do, two or four of them, whose parts of a row are a copy each. If one set of a block has classes, the
+ * others make queries for it.
  *
  * There is one query row, and its heads of a kv head are at most eight: so they are the columns of the mma,
  * and keys, or columns of values, its rows: half as many products as tiles of 16 queries want. What meets
@@ -34,8 +34,7 @@
 #include "../attention/codes_leaf.cuh"
 
 #define CODE_LEAF ATTN_CODES_LEAF(CHAIN_HEAD)
-#define CODE_SMALL (ATTN_CODES_NEAR / 256) /* nodes of 256 keys, which come first */
-#define CODE_HALVES (2 * CODE_SMALL)       /* halves of these */
+#define CODE_HALVES (2 * ATTN_CODES_SMALL) /* of nodes of 256 keys, which come first */
 #define CODE_FRESH 160                     /* bytes: a head's codes of the new row, at most */
 #define CODE_ROW (CHAIN_HEAD + 8)          /* floats of a result, its top, its sum */
 #define CODE_QUERY (CHAIN_HEAD * 16)       /* bytes: [D / 16][lane] of a head */
@@ -45,33 +44,38 @@
 
 /* ---- who has what ---- */
 
-DEV int code_warps(const chain_step &s) /* of a set, which has s.far heads */
+DEV int code_warps(const chain_step &s) /* of a set, which has s.far heads; a power of two */
 {
-    return CHAIN_CODE_WARPS(s.far);
+    return s.far > 4 ? CHAIN_HEADS : s.far > 2 ? 4 : s.far;
+}
+DEV int code_leaves_of(int c) /* of class c */
+{
+    return c < 4 * ATTN_CODES_SMALL ? 2 : 8;
 }
 /* Classes of leaves: class c of node n has number 4 n + c; small nodes, of 256 keys, come first. A set has
  * classes that follow each other. Beside large nodes the first sets have halves of small ones, two classes
  * each; the others have large classes, two at a time where no set has more by that, for what lies in one set
  * is added there. Where no node is large, sets have classes. */
 struct code_share {
-    int number, on;                              /* the set's number; how many have the same heads */
-    int head, rank;                              /* its first kv head; its number among those */
-    int nodes, halves, each, more, step;         /* sets that have halves; classes of the others; of the first
-                                                    of those step more */
-    int from, until;                             /* the set's classes */
-    __device__ __forceinline__ bool near() const /* no node is large */
+    int number, on;       /* the set's number; how many have the same heads */
+    int head, rank;       /* its first kv head; its number among those */
+    int nodes, halves;    /* how many; sets that have halves */
+    int each, more, step; /* classes of a set of the others; the first `more` of these have step more */
+    int from, until;      /* the set's classes */
+    /* No node is large. */
+    __device__ __forceinline__ bool near() const
     {
-        return nodes <= CODE_SMALL;
+        return nodes <= ATTN_CODES_SMALL;
     }
     __device__ __forceinline__ int leaves() const
     {
-        return (from < 4 * CODE_SMALL ? 2 : 8) * (until - from);
+        return code_leaves_of(from) * (until - from);
     }
     /* The first class of the set of that rank. */
     __device__ __forceinline__ int first_of(int of) const
     {
         if (of >= halves)
-            return (near() ? 0 : 4 * CODE_SMALL) + (of - halves) * each + min(of - halves, more) * step;
+            return (near() ? 0 : 4 * ATTN_CODES_SMALL) + (of - halves) * each + min(of - halves, more) * step;
         const int some = CODE_HALVES / halves;
         return 2 * (of * some + min(of, CODE_HALVES - some * halves));
     }
@@ -99,8 +103,8 @@ struct code_share {
     __device__ __forceinline__ int beside(int c) const
     {
         if (near()) return place_of(c + 1);
-        if (c < 4 * CODE_SMALL || step > 1) return -1;
-        const int behind = c + 1 - 4 * CODE_SMALL, longer = more * (each + 1),
+        if (c < 4 * ATTN_CODES_SMALL || step > 1) return -1;
+        const int behind = c + 1 - 4 * ATTN_CODES_SMALL, longer = more * (each + 1),
                   set = halves +
                         (behind < longer ? behind / (each + 1) : more + (behind - longer) / max(each, 1));
         return first_of(set) == c + 1 ? place_apart(set) : -1;
@@ -140,7 +144,7 @@ DEV code_share code_share_of(const chain_step &s, int pos)
     if (f.number < 0) f.number += (int)gridDim.x;
     f.on = (int)gridDim.x * code_block_sets(s) / (s.n_kv / s.far);
     f.nodes = ATTN_CODES_NODE(0, pos) + 1;
-    const int classes = 4 * f.nodes - (f.near() ? 0 : 4 * CODE_SMALL);
+    const int classes = 4 * f.nodes - (f.near() ? 0 : 4 * ATTN_CODES_SMALL);
     f.halves = f.near() ? 0 : code_halves(classes, f.on);
     const int on = f.on - f.halves, single = classes / on, pair = classes / 2 / on,
               left = classes - single * on, left_pairs = classes / 2 - pair * on;
@@ -180,10 +184,6 @@ DEV code_share code_share_get(const chain_plan &g, const chain_step &s, int pos,
 DEV int code_busy_of(const chain_plan &g)
 {
     return g.pairs >> 16;
-}
-DEV int code_leaves_of(int c) /* of class c */
-{
-    return c < 4 * CODE_SMALL ? 2 : 8;
 }
 /* The first position of leaf i of class c. */
 DEV int code_at(int c, int i)
