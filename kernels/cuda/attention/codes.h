@@ -16,9 +16,9 @@
 #define ATTN_CODES_ROW(bytes) (((bytes) + 15) / 16 * 16)
 /* Bytes from a key to the next of a plane in shared memory: on other banks. */
 #define ATTN_CODES_PITCH(bytes) ((bytes) % 32 || (bytes) == 0 ? (bytes) : (bytes) + 16)
-/* Whole rows in shared memory: 2^ATTN_CODES_RUN of them as they lie in the cache, then some bytes of nothing,
- * so that keys g, and values 2 c and 2 c + 1, are on other banks than their neighbours. */
-#define ATTN_CODES_RUN(row) ((row) % 32 ? 5 : (row) % 64 ? 2 : (row) % 128 ? 1 : 0)
-#define ATTN_CODES_PAD(row, value) ((row) % 32 ? 0 : (row) % 128 && (value) ? 32 : 16)
+/* Rows in shared memory: 2^ATTN_CODES_RUN of them as they lie in the cache, if they are whole, then some
+ * bytes of nothing, so that keys g, and values 2 c and 2 c + 1, are on other banks than their neighbours. */
+#define ATTN_CODES_RUN(row, whole) ((row) % 32 ? 5 : !(whole) ? 0 : (row) % 64 ? 2 : (row) % 128 ? 1 : 0)
+#define ATTN_CODES_PAD(row, whole, value) ((row) % 32 ? 0 : (whole) && (row) % 128 && (value) ? 32 : 16)
 
 #endif

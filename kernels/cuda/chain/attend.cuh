@@ -291,8 +291,8 @@ DEV void chain_leaf(const chain_step &s, int pos, int u, const float *in, uint2 
         pair_put(part + s.n_rep * D + 2 * threadIdx.x, tops[threadIdx.x].x, tops[threadIdx.x].y, part_tag);
 }
 
-/* The first n of B partial results of a row of a kv head, `apart` from p on, once they are there: of column
- * col of its row r, with its top and sum. */
+/* The first n >= 1 of B partial results of a row of a kv head, `apart` from p on, once they are there: of
+ * column col of its row r, with its top and sum; behind them what adds nothing. */
 template <int B, class N>
 DEV void parts_get(float y[B], float top[B], float sum[B], int n, const uint2 *p, N apart,
                    const chain_step &s, int d, int r, int col, unsigned tag)
@@ -300,13 +300,22 @@ DEV void parts_get(float y[B], float top[B], float sum[B], int n, const uint2 *p
     value_wait wait;
     bool there;
     do {
+        uint2 x[B];
+        uint4 t[B];
+#pragma unroll
+        for (int i = 0; i < B; i++) {
+            const uint2 *const q = p + min(i, n - 1) * apart;
+            x[i] = one_ask(q + r * d + col);
+            t[i] = pair_ask(q + s.n_rep * d + 2 * r);
+        }
         there = true;
 #pragma unroll
-        for (int i = 0; i < B; i++)
-            if (i < n) {
-                there &= one_try(y + i, p + i * apart + r * d + col, tag);
-                there &= pair_try(top + i, sum + i, p + i * apart + s.n_rep * d + 2 * r, tag);
-            }
+        for (int i = 0; i < B; i++) {
+            there &= x[i].y == tag && t[i].y == tag && t[i].w == tag;
+            y[i] = i < n ? __uint_as_float(x[i].x) : 0.0f;
+            top[i] = i < n ? __uint_as_float(t[i].x) : -INFINITY;
+            sum[i] = i < n ? __uint_as_float(t[i].z) : 0.0f;
+        }
     } while (wait.more(!__all_sync(~0u, there)));
 }
 
@@ -341,17 +350,7 @@ DEV void chain_join(const chain_step &s, int count, int group, const uint2 *part
         const size_t step = (size_t)s.n_kv * (size_t)LEAF_PAIRS(s.n_rep);
         const int n = min(L, count - w * L);
         float y[L], top[L], sum[L];
-        value_wait wait;
-        bool there;
-        do {
-            there = true;
-#pragma unroll
-            for (int i = 0; i < L; i++)
-                if (i < n) {
-                    there &= one_try(y + i, p + i * step + r * D + col, tag);
-                    there &= pair_try(top + i, sum + i, p + i * step + s.n_rep * D + 2 * r, tag);
-                }
-        } while (wait.more(!__all_sync(~0u, there)));
+        parts_get<L>(y, top, sum, n, p, step, s, D, r, col, tag);
         float t = -INFINITY, u = 0.0f, z = 0.0f;
 #pragma unroll
         for (int i = 0; i < L; i++)

@@ -87,6 +87,9 @@ int chain_tap_alone(struct cuda_backend *be, float *to, const float *x, int64_t 
 void *chain_take(struct cuda_backend *be);
 void chain_give(struct cuda_backend *be, void *descriptors);
 
-extern long chain_launched, chain_heads; /* chains, and of them with a head, by this process: for tests */
+/* For tests: chains, and of them with a head, by this process; kv heads of a tile of codes of the last one,
+ * 0: it had none. */
+extern long chain_launched, chain_heads;
+extern int chain_tile_heads;
 
 #endif

@@ -458,13 +458,17 @@ static void tile_k(struct chain_step *s, int blocks, bool near)
 }
 
 /* Bytes of 32 rows of so many heads in shared memory. */
-static uint32_t code_rows_bytes(uint32_t type, int32_t heads, bool value)
+static uint32_t code_rows_bytes(const struct chain_step *s, bool value)
 {
+    const int32_t heads = s->far;
+    const uint32_t type = s->m[value].type;
+    const bool whole = heads == s->n_kv;
     const struct kv_layout *y = kv_layout_of(type);
     const int32_t head = CHAIN_HEAD * (y->low + y->high) / 8 + CHAIN_HEAD / y->group * 2,
                   row = ATTN_CODES_ROW(heads * head);
     return (uint32_t)(ATTN_CODES_LEAF(CHAIN_HEAD) * row +
-                      (ATTN_CODES_LEAF(CHAIN_HEAD) >> ATTN_CODES_RUN(row)) * ATTN_CODES_PAD(row, value));
+                      (ATTN_CODES_LEAF(CHAIN_HEAD) >> ATTN_CODES_RUN(row, whole)) *
+                          ATTN_CODES_PAD(row, whole, value));
 }
 /* May a tile have so many of a row's heads? Each part of a row is copied by 16 bytes. */
 static bool codes_part(const struct chain_step *s, int32_t heads)
@@ -489,8 +493,7 @@ static void tile_codes(struct chain_step *s, int blocks)
         if (heads < s->far && codes_part(s, heads) &&
             (want ? heads >= want : 2 * shares * (s->n_kv / heads) <= blocks))
             s->far = heads;
-    const uint32_t k = code_rows_bytes(s->m[0].type, s->far, false),
-                   v = code_rows_bytes(s->m[1].type, s->far, true);
+    const uint32_t k = code_rows_bytes(s, false), v = code_rows_bytes(s, true);
     s->tile = k > v ? k : v;
 }
 /* The tiles of all steps: the least bytes that one may have, 0: it does not go. holds: the ring has a place
@@ -547,7 +550,7 @@ static bool ahead_of_steps(struct chain_state *c, int32_t count, uint32_t ring, 
                                                   : chain_tuning.k_ahead) /
                    (int32_t)tile_at_least(s);
         s->before = s->ahead;
-        if (pace && !c->op[i].head) narrow_ahead(s, i && !s[-1].n_m);
+        if (pace && s->n_m && !c->op[i].head) narrow_ahead(s, i && !s[-1].n_m);
         if (s->n_m && s->kind != CHAIN_K) items_ahead(s, i && !s[-1].n_m);
         if (s->ahead > most || (!s->n_m && c->coded)) s->ahead = 0;
     }
@@ -566,7 +569,8 @@ size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, 
     const bool items = has_items(c, count), pairs = has_pairs(c, count), held = items && !pairs;
     bool early = false;
     if (all >= (uint32_t)dev->smem_block) return 0;
-    const bool near = c->attends && !far && !c->gemma && !held && !keys; /* near_keys */
+    /* Keys beside the ring, or in it beside K types alone: outputs come early. */
+    const bool near = c->attends && !c->gemma && !held && (far ? !items : !keys);
     a->ring = ((uint32_t)dev->smem_block - all) / 1024 * 1024;
     a->act = before + a->ring;
     a->terms = a->act + row;
@@ -575,7 +579,7 @@ size_t chain_lay_out_ring(const struct cuda_device *dev, struct chain_state *c, 
     if (!least) return 0;
     /* A tile's barrier is another's that is CHAIN_TILES later: both are never in the ring. */
     if (a->ring / least > CHAIN_TILES - 4) a->ring = (CHAIN_TILES - 4) * least / 1024 * 1024;
-    const bool pace = early && !c->nets && !c->gemma && !c->wide && !far && !held;
+    const bool pace = early && !c->nets && !c->gemma && !c->wide && !held && (!far || near);
     if (!ahead_of_steps(c, count, a->ring, CHAIN_TILES - 4 - (int32_t)(a->ring / least), held, pace))
         return 0;
     if (a->split || c->nets || (items && !(pairs && all_k(c, count)))) spread(c, count, blocks);

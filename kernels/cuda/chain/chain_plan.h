@@ -114,8 +114,8 @@ struct CHAIN_ALIGNED(16) chain_step {
     /* Of types other than K: groups are slices of panels, the first `wide` blocks have them, and the sums are
      * handed on so far behind `at`; 0: not. */
     int32_t spread, wide;
-    /* As ahead, before the step's products begin: in chains of near_keys and with types other than K; and
-     * what comes to the L2 cache behind the ring while it is full: tiles, in chains of near_keys alone. */
+    /* As ahead, before the step's products begin: where outputs come early and with types other than K; and
+     * what comes to the L2 cache behind the ring while it is full: tiles, where outputs come early. */
     int32_t before, bring;
 };
 /* What the device must know of a ring of keys or values to gather rows of a head: chain/map.cu. */
@@ -199,13 +199,13 @@ struct chain_args {
 #define CHAIN_K_RING ((CHAIN_K_STEPS + CHAIN_DESCS * (int)sizeof(struct chain_step) + 127) / 128 * 128)
 
 /* What the kernel of a chain can do beside the rest: nothing; outputs come early; so they do, and all blocks
- * share pairs (chain/split.cuh); keys and values come through the ring, and no outputs early; pairs that all
+ * share pairs (chain/split.cuh); outputs come early, keys and values through the ring; pairs that all
  * blocks share, chain/post.cuh and chain/wide.cuh, which has all attention then; delta nets or gated rows,
  * and no attention then; these and such pairs; steps of types other than K; these and keys through the ring;
- * quantised keys and values (chain/codes.cuh), without such steps and with them; those with such steps where
- * some are of Q2_K, Q3_K, Q4_1, Q5_1 or MXFP4; K types of any kind, outputs early; these and types with grids
- * (chain/grid.cuh): over short contexts, outputs early; over long ones; over quantised ones; the same three
- * with steps of other types; types with grids, others and delta nets. */
+ * quantised keys and values (chain/codes.cuh), with outputs early, and with such steps; those with these
+ * where some are of Q2_K, Q3_K, Q4_1, Q5_1 or MXFP4; K types of any kind, outputs early; these and types with
+ * grids (chain/grid.cuh): over short contexts, outputs early; over long ones; over quantised ones; the same
+ * three with steps of other types; types with grids, others and delta nets. */
 enum chain_form {
     CHAIN_FEW,
     CHAIN_PAIRS,

@@ -201,10 +201,10 @@ DEV int code_row_bytes(const kv_code_bytes &b, int heads)
 /* Where rows of a tile begin. */
 struct code_lines {
     int row, run, pad;
-    __device__ __forceinline__ code_lines(const kv_code_bytes &b, int heads, bool value)
+    __device__ __forceinline__ code_lines(const kv_code_bytes &b, int heads, bool whole, bool value)
     {
         row = code_row_bytes(b, heads);
-        run = ATTN_CODES_RUN(row), pad = ATTN_CODES_PAD(row, value);
+        run = ATTN_CODES_RUN(row, whole), pad = ATTN_CODES_PAD(row, whole, value);
     }
     __device__ __forceinline__ int at(int key) const
     {
@@ -274,7 +274,7 @@ struct code_keys : few_keys {
         const int heads = s.far, n_kv = s.n_kv, n = (int)c.apart, value = (int)c.kind & 1,
                   head = (int)c.kind / 2;
         const kv_code_bytes b = kv_code_bytes_of(s.m[value].type);
-        const code_lines to(b, heads, value);
+        const code_lines to(b, heads, heads == n_kv, value);
         if (heads == n_kv) {
             const int bytes = to.row << to.run, rest = n & ((1 << to.run) - 1);
             const uint8_t *from = c.p;
@@ -295,11 +295,10 @@ struct code_keys : few_keys {
     static __device__ __forceinline__ void copy_rows(uint8_t *dst, const code_lines &to, const uint8_t *from,
                                                      int row, int bytes, int n, uint64_t *bar)
     {
-#pragma unroll 1
-        for (int left = n; left > 0; left -= 1 << to.run, dst += to.pad)
+        const int pitch = to.run ? to.row : to.row + to.pad; /* parts of rows lie alike */
 #pragma unroll 4
-            for (int i = min(left, 1 << to.run); i; i--, from += row, dst += to.row)
-                copy_weights_elected(dst, from, (uint32_t)bytes, bar);
+        for (int i = n; i; i--, from += row, dst += pitch)
+            copy_weights_elected(dst, from, (uint32_t)bytes, bar);
     }
 };
 
@@ -321,11 +320,12 @@ DEV void code_keep(unsigned char *row, const kv_code_bytes &b, int n_kv, int hea
 }
 /* And to row `key` of a tile. Of values, if there are rows behind, scales: zeros there; of a key or its like
  * that is no number, zero; was there one? As bad_scales. */
-DEV bool code_patch(unsigned char *tile, int key, uint32_t type, int heads, int head,
+DEV bool code_patch(unsigned char *tile, int key, uint32_t type, const chain_step &s, int head,
                     const unsigned char *fresh, bool value)
 {
+    const int heads = s.far;
     const kv_code_bytes b = kv_code_bytes_of(type);
-    const code_lines rows(b, heads, value);
+    const code_lines rows(b, heads, heads == s.n_kv, value);
     const int lane = threadIdx.x % 32;
     code_keep(tile + rows.at(key), b, heads, head, fresh);
     __syncwarp();
@@ -343,17 +343,18 @@ DEV bool code_patch(unsigned char *tile, int key, uint32_t type, int heads, int 
 
 /* ---- products ---- */
 
-/* Where a head's codes lie in a tile: of row 0; rows; from the low codes to its other planes. */
+/* Where a lane's first codes of a head lie in a tile: the low ones of key g, or of the values of 2 c; from
+ * there to the eighth row behind, and to the next; to its other planes. Made once a step: a leaf's first
+ * loads would wait for it. */
 struct code_place {
-    const unsigned char *low;
-    code_lines rows;
-    int high, scale;
-    __device__ __forceinline__ code_place(const unsigned char *tile, uint32_t type, int heads, int head,
-                                          bool value)
-        : rows(kv_code_bytes_of(type), heads, value)
+    int low, eight, next, high, scale;
+    __device__ __forceinline__ code_place(uint32_t type, const chain_step &s, int head, bool value)
     {
+        const int heads = s.far, lane = threadIdx.x % 32;
         const kv_code_bytes b = kv_code_bytes_of(type);
-        low = tile + head * b.low;
+        const code_lines rows(b, heads, heads == s.n_kv, value);
+        low = head * b.low + rows.at(value ? lane % 4 * 2 : lane / 4);
+        eight = rows.eight(), next = rows.next();
         high = heads * b.low + head * (b.high - b.low);
         scale = heads * (b.low + b.high) + head * (b.scale - b.low);
     }
@@ -390,16 +391,15 @@ template <uint32_t TYPE> struct code_scales {
  * about.
  */
 template <uint32_t TYPE>
-DEV void code_scores_few(float x[2][4], const uint2 *q, const unsigned char *tile, int heads, int head)
+DEV void code_scores_few(float x[2][4], const uint2 *q, const unsigned char *tile, const code_place &at)
 {
     constexpr int TURNS = kv_code<TYPE>::GROUP > 32 ? 1 : CHAIN_HEAD / 32; /* long code comes cold */
-    const code_place at(tile, TYPE, heads, head, false);
-    const int lane = (int)(thread_now() % 32), g = lane / 4;
+    const int lane = (int)(thread_now() % 32);
     const unsigned char *row[4];
     code_scales<TYPE> d[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        row[j] = at.low + at.rows.at(g) + j * at.rows.eight();
+        row[j] = tile + at.low + j * at.eight;
         d[j].take(row[j] + at.scale);
     }
 #pragma unroll TURNS
@@ -410,12 +410,12 @@ DEV void code_scores_few(float x[2][4], const uint2 *q, const unsigned char *til
             key_factors_at<TYPE>(y[j], row[j] + b * (4 * kv_code<TYPE>::LOW), row[j] + at.high + 4 * b,
                                  d[j].twice(b));
 #pragma unroll
-        for (int s = 0; s < 2; s++) {
-            const uint2 f = q[(2 * b + s) * 32 + lane];
+        for (int half = 0; half < 2; half++) {
+            const uint2 f = q[(2 * b + half) * 32 + lane];
 #pragma unroll
             for (int m = 0; m < 2; m++) {
-                const uint32_t a[4] = {y[2 * m][s][0], y[2 * m + 1][s][0], y[2 * m][s][1],
-                                       y[2 * m + 1][s][1]};
+                const uint32_t a[4] = {y[2 * m][half][0], y[2 * m + 1][half][0], y[2 * m][half][1],
+                                       y[2 * m + 1][half][1]};
                 attention_mma<false>(x[m], a, f.x, f.y);
             }
         }
@@ -423,32 +423,31 @@ DEV void code_scores_few(float x[2][4], const uint2 *q, const unsigned char *til
 }
 /* acc[2 b + h][e] += x v: column 32 b + 4 g + 2 h + e / 2 of row 2 c + e % 2. */
 template <uint32_t TYPE>
-DEV void code_weigh_few(float acc[8][4], const uint32_t p[4], const unsigned char *tile, int heads, int head)
+DEV void code_weigh_few(float acc[8][4], const uint32_t p[4], const unsigned char *tile, const code_place &at)
 {
     constexpr int TURNS = kv_code<TYPE>::GROUP > 32 ? 1 : 2;
-    const code_place at(tile, TYPE, heads, head, true);
-    const int lane = (int)(thread_now() % 32), g = lane / 4, c = lane % 4;
+    const int g = (int)(thread_now() % 32) / 4;
 #pragma unroll TURNS
-    for (int s = 0; s < 2; s++) {
+    for (int half = 0; half < 2; half++) {
         const unsigned char *row[2];
         code_scales<TYPE> d[2][2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            row[i] = at.low + at.rows.at(2 * c) + (2 * s + i) * at.rows.eight();
+            row[i] = tile + at.low + (2 * half + i) * at.eight;
             d[i][0].take(row[i] + at.scale);
-            d[i][1].take(row[i] + at.rows.next() + at.scale);
+            d[i][1].take(row[i] + at.next + at.scale);
         }
 #pragma unroll
         for (int b = 0; b < CHAIN_HEAD / 32; b++) {
             uint32_t y[2][4];
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                value_factors_at<TYPE>(y[i], row[i] + b * (4 * kv_code<TYPE>::LOW), at.rows.next(),
-                                       row[i] + at.high + 4 * b, at.rows.next(), d[i][0].with(d[i][1], b), g);
+                value_factors_at<TYPE>(y[i], row[i] + b * (4 * kv_code<TYPE>::LOW), at.next,
+                                       row[i] + at.high + 4 * b, at.next, d[i][0].with(d[i][1], b), g);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const uint32_t a[4] = {y[0][2 * h], y[0][2 * h + 1], y[1][2 * h], y[1][2 * h + 1]};
-                attention_mma<false>(acc[2 * b + h], a, p[2 * s], p[2 * s + 1]);
+                attention_mma<false>(acc[2 * b + h], a, p[2 * half], p[2 * half + 1]);
             }
         }
     }
@@ -678,9 +677,9 @@ static __device__ __noinline__ void code_rows(const chain_step &s, int head, int
     __syncwarp();
 }
 
-/* A head's result: nodes added up, rotated back, handed on. box: [8][130] in shared memory. A lane waits for
- * the top and the sum of a place, which come last; then eight places are read at a time: of four nodes, or of
- * two if classes of a pair may be apart. */
+/* A head's result: nodes added up, rotated back, handed on. box: [8][130] in shared memory. Eight places are
+ * read at a time, without branches, so that all are asked for at once: of four nodes, or of two if classes of
+ * a pair may be apart. */
 static __device__ __noinline__ void code_join(const chain_step &s, const chain_plan &plan, int head,
                                               const uint2 *parts, unsigned tag, float *out, float *box)
 {
@@ -691,44 +690,42 @@ static __device__ __noinline__ void code_join(const chain_step &s, const chain_p
     const bool apart = f.apart();
     const int of = apart ? 4 : 2; /* places of a node */
     parts += (size_t)kv_head * pairs;
-    float T = -INFINITY, S = 0.0f, Y[W] = {}, its_top = 0.0f, its_sum = 0.0f;
-    int its = -1; /* the lane's place */
+    float T = -INFINITY, S = 0.0f, Y[W] = {};
 #pragma unroll 1
-    for (int k = 0, node = w; node < f.nodes; k += N, node += N / of * CLASSES) {
-        if (k % 32 == 0) {
-            const int i = lane, n = node + i / of * CLASSES, c = 4 * n + i % of * (4 / of) / 2 * 2;
-            its = n >= f.nodes ? -1 : apart && i % 2 ? f.beside(c) : f.place_of(c);
-            const uint2 *const q =
-                parts + (size_t)max(its, 0) * ((size_t)s.n_kv * pairs) + s.n_rep * D + 2 * r;
-            value_wait wait;
-            bool there;
-            do {
-                there = its < 0 || pair_try(&its_top, &its_sum, q, tag);
-            } while (wait.more(!__all_sync(~0u, there)));
-        }
-        float y[N][W], top[N], sum[N];
-        const uint2 *from[N];
-        unsigned read = 0;
+    for (int node = w; node < f.nodes; node += N / of * CLASSES) {
+        /* A lane knows one of the places. */
+        const int k = lane % N, n = node + k / of * CLASSES, c = 4 * n + k % of * (4 / of) / 2 * 2,
+                  its = n >= f.nodes     ? -1
+                        : apart && k % 2 ? f.beside(c)
+                                         : f.place_of(c);
+        const uint2 *const its_tops =
+            parts + (size_t)max(its, 0) * ((size_t)s.n_kv * pairs) + s.n_rep * D + 2 * r;
+        const unsigned read = __ballot_sync(~0u, its >= 0);
+        float y[N][W], top[N], sum[N], its_top, its_sum;
+        unsigned from[N];
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            const int place = __shfl_sync(~0u, its, k % 32 + i);
-            top[i] = __shfl_sync(~0u, its_top, k % 32 + i);
-            sum[i] = __shfl_sync(~0u, its_sum, k % 32 + i);
-            read |= place < 0 ? 0u : 1u << i;
-            from[i] = parts + (size_t)max(place, 0) * ((size_t)s.n_kv * pairs) + r * D + lane;
-        }
+        for (int i = 0; i < N; i++)
+            from[i] = (unsigned)max(__shfl_sync(~0u, its, i), 0) * (unsigned)(s.n_kv * pairs);
         value_wait wait;
         bool there;
-        do { /* without branches: each would be a trip of its own */
-            there = true;
+        do { /* all are asked for before one is looked at */
+            uint2 x[N][W];
 #pragma unroll
-            for (int i = 0; i < N; i++) {
-                bool here = true;
+            for (int i = 0; i < N; i++)
 #pragma unroll
-                for (int j = 0; j < W; j++) here &= one_try(&y[i][j], from[i] + 32 * j, tag);
-                there &= here | !(read >> i & 1);
-            }
+                for (int j = 0; j < W; j++) x[i][j] = one_ask(parts + from[i] + r * D + lane + 32 * j);
+            there = pair_try(&its_top, &its_sum, its_tops, tag) | (its < 0);
+#pragma unroll
+            for (int i = 0; i < N; i++)
+#pragma unroll
+                for (int j = 0; j < W; j++) {
+                    there &= (x[i][j].y == tag) | !(read >> i & 1);
+                    y[i][j] = __uint_as_float(x[i][j].x);
+                }
         } while (wait.more(!__all_sync(~0u, there)));
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            top[i] = __shfl_sync(~0u, its_top, i), sum[i] = __shfl_sync(~0u, its_sum, i);
         if (apart)
 #pragma unroll
             for (int i = 0; i < N / 2; i++) { /* pairs of classes to where they are otherwise */
@@ -776,6 +773,8 @@ DEV void code_classes(const chain_step &s, const code_share &f, int head, int bu
                       chain_reader ring, const code_room &m, const uint2 *fresh, uint2 *parts, unsigned tag)
 {
     const int lane = threadIdx.x % 32, c = lane % 4, kv_head = f.head + head, from = f.from, until = f.until;
+    const uint32_t type[2] = {s.m[0].type, s.m[1].type};
+    const code_place keys(type[0], s, head, false), values(type[1], s, head, true);
     code_few sums;
 #pragma unroll 1
     for (int at = from; at < until; at++) {
@@ -791,13 +790,13 @@ DEV void code_classes(const chain_step &s, const code_share &f, int head, int bu
                 unsigned char *const k = ring.here();
                 if (mine < CODE_LEAF) {
                     code_fresh(m.fresh, fresh + kv_head * LEAF_PAIRS(s.n_rep), tag);
-                    code_patch(k, mine, s.m[0].type, s.far, head, m.fresh, false);
+                    code_patch(k, mine, s.m[0].type, s, head, m.fresh, false);
                 }
-                switch (s.m[0].type) {
-                case KN_Q8_0: code_scores_few<KN_Q8_0>(x, m.queries, k, s.far, head); break;
-                case KN_Q5_0: code_scores_few<KN_Q5_0>(x, m.queries, k, s.far, head); break;
-                case KN_Q4_0: code_scores_few<KN_Q4_0>(x, m.queries, k, s.far, head); break;
-                default: code_scores_few<KN_TQ3_0>(x, m.queries, k, s.far, head);
+                switch (type[0]) {
+                case KN_Q8_0: code_scores_few<KN_Q8_0>(x, m.queries, k, keys); break;
+                case KN_Q5_0: code_scores_few<KN_Q5_0>(x, m.queries, k, keys); break;
+                case KN_Q4_0: code_scores_few<KN_Q4_0>(x, m.queries, k, keys); break;
+                default: code_scores_few<KN_TQ3_0>(x, m.queries, k, keys);
                 }
             }
             ring.pass(busy);
@@ -807,12 +806,12 @@ DEV void code_classes(const chain_step &s, const code_share &f, int head, int bu
                 unsigned char *const v = ring.here();
                 bool bad = false;
                 if (mine < CODE_LEAF)
-                    bad = code_patch(v, mine, s.m[1].type, s.far, head, m.fresh + CODE_FRESH, true);
-                switch (s.m[1].type) {
-                case KN_Q8_0: code_weigh_few<KN_Q8_0>(sums.acc, p, v, s.far, head); break;
-                case KN_Q5_0: code_weigh_few<KN_Q5_0>(sums.acc, p, v, s.far, head); break;
-                case KN_Q4_0: code_weigh_few<KN_Q4_0>(sums.acc, p, v, s.far, head); break;
-                default: code_weigh_few<KN_TQ3_0>(sums.acc, p, v, s.far, head);
+                    bad = code_patch(v, mine, s.m[1].type, s, head, m.fresh + CODE_FRESH, true);
+                switch (type[1]) {
+                case KN_Q8_0: code_weigh_few<KN_Q8_0>(sums.acc, p, v, values); break;
+                case KN_Q5_0: code_weigh_few<KN_Q5_0>(sums.acc, p, v, values); break;
+                case KN_Q4_0: code_weigh_few<KN_Q4_0>(sums.acc, p, v, values); break;
+                default: code_weigh_few<KN_TQ3_0>(sums.acc, p, v, values);
                 }
                 if (bad) sums.none();
             }
@@ -846,19 +845,16 @@ static __device__ __noinline__ void code_attention(const chain_step &s, const ch
     r.ring += (0u - shared_at(r.ring)) & 1023;
     const code_share f = code_share_get(plan, s, pos, set);
     const int busy = code_busy_of(plan), sets = code_block_sets(s);
-    const bool idle = f.from == f.until || head >= s.far, helped = busy == 1 && sets > 1;
+    const bool idle = f.from == f.until || head >= s.far, helped = busy == 1 && sets > 2;
     const code_room m = code_room_at(at, s.n_rep, w);
     uint2 *const results = parts + s.n_kv * LEAF_PAIRS(s.n_rep);
     chain_reader ring;
     ring.begin(r, plan, idle ? plan.tiles : set);
     chain_heads_meet(); /* what stands at `at` is done with */
-    if (helped) {       /* one row of queries or two a warp, for the heads of the first set */
-        const int kv_head = code_share_get(plan, s, pos, 0).head + head;
-        const code_room his = code_room_at(at, s.n_rep, head);
-        if (head < s.far && sets > 2)
-            code_rows<1>(s, kv_head, set, sets, in, his);
-        else if (head < s.far)
-            code_rows<2>(s, kv_head, 2 * set, 4, in, his);
+    if (helped) {       /* a row of queries a warp, for the heads of the first set */
+        if (head < s.far)
+            code_rows<1>(s, code_share_get(plan, s, pos, 0).head + head, set, sets, in,
+                         code_room_at(at, s.n_rep, head));
         chain_heads_meet();
     }
 #pragma unroll 1

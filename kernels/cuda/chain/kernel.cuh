@@ -62,10 +62,11 @@ static __device__ __noinline__ void chain_items_apart(const chain_args &a, uint8
 }
 
 /* SPLIT: all blocks share pairs of some steps. KV: where keys and values come to: near_keys, far_keys or,
- * with chain/post.cuh, wide_keys; code_keys: far_keys over quantised ones; net_steps: gated delta nets or
- * gated rows are among the steps, and no attention. near_items, far_items, code_items, net_items: those
- * beside steps of types other than K, and of IQ4_XS; low_beside: any of these with low types. all_k: K types
- * of any kind; all_grids, or grids_beside of those with items: types with grids too. */
+ * with chain/post.cuh, wide_keys; code_keys: far_keys over quantised ones; early_beside of those two: outputs
+ * come early; net_steps: gated delta nets or gated rows are among the steps, and no attention. near_items,
+ * far_items, code_items, net_items: those beside steps of types other than K, and of IQ4_XS; low_beside: any
+ * of these with low types. all_k: K types of any kind; all_grids, or grids_beside of those with items: types
+ * with grids too. */
 template <bool BF16, bool SPLIT, class KV>
 static __global__ void __launch_bounds__(32 * CHAIN_ALL_WARPS<KV>, 1)
     chain_k_kernel(const __grid_constant__ chain_args a)

@@ -284,6 +284,9 @@ template <class KEYS> struct all_grids : all_k<KEYS> {
 struct few_keys : near_keys { /* no outputs come early */
     static constexpr bool writer = false;
 };
+template <class KEYS> struct early_beside : KEYS { /* keys in the ring, and outputs come early */
+    static constexpr bool writer = true;
+};
 struct net_steps : near_keys { /* no attention, but gated delta nets or gated rows */
     static constexpr bool nets = true;
 };
@@ -513,7 +516,7 @@ template <bool SPLIT, class KV> DEV void chain_fetch(const chain_args &a, const 
             m.plan[i % CHAIN_DESCS] = g;
             bar_arrive(m.planned + i % CHAIN_DESCS);
         }
-        if (KV::writer && !KV::nets && !KV::wide && !s.n_m) {
+        if (KV::writer && !KV::nets && !KV::wide && !KV::ring && !s.n_m) {
             if (pos < 0) {
                 cuda_grid_wait(); /* for the position */
                 pos = __ldcg(s.pos);

@@ -153,23 +153,37 @@ DEV void pair_put(uint2 *to, float v, float w, unsigned tag)
                  "r"(tag), "r"(__float_as_uint(w))
                  : "memory");
 }
+/* Several are asked for, without branches, before one is looked at: what is looked at is waited for. */
+DEV uint2 one_ask(const uint2 *from)
+{
+    uint2 x;
+    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(x.x), "=r"(x.y)
+                 : "l"(from)
+                 : "memory");
+    return x;
+}
 DEV bool one_try(float *v, const uint2 *from, unsigned tag)
 {
-    uint32_t x, t;
-    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(x), "=r"(t) : "l"(from) : "memory");
-    *v = __uint_as_float(x);
-    return t == tag;
+    const uint2 x = one_ask(from);
+    *v = __uint_as_float(x.x);
+    return x.y == tag;
+}
+DEV uint4 pair_ask(const uint2 *from)
+{
+    uint4 x;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(from)
+                 : "memory");
+    return x;
 }
 DEV bool pair_try(float *v, float *w, const uint2 *from, unsigned tag)
 {
-    uint32_t x, t, y, u;
-    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x), "=r"(t), "=r"(y), "=r"(u)
-                 : "l"(from)
-                 : "memory");
-    *v = __uint_as_float(x);
-    *w = __uint_as_float(y);
-    return t == tag && u == tag;
+    const uint4 x = pair_ask(from);
+    *v = __uint_as_float(x.x);
+    *w = __uint_as_float(x.z);
+    return x.y == tag && x.w == tag;
 }
 struct value_wait {
     unsigned turns = 0;

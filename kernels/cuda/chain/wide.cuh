@@ -163,8 +163,6 @@ DEV void wide_node(const chain_step &s, int from, int to, int group, const uint2
 #pragma unroll 1
     for (int n = to - from; n > 0; n -= SOME, p += SOME * on) {
         float y[SOME], top[SOME], sum[SOME];
-#pragma unroll
-        for (int i = 0; i < SOME; i++) y[i] = sum[i] = 0.0f, top[i] = -INFINITY; /* adds nothing */
         parts_get<SOME>(y, top, sum, n, p, on, s, D, r, col, tag);
 #pragma unroll
         for (int i = 0; i < SOME; i++) add_result<1>(*t, *u, z, top[i], sum[i], y + i);

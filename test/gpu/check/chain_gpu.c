@@ -23,6 +23,7 @@
 #include "../forms.h"
 
 extern long chain_launched, chain_heads;
+extern int chain_tile_heads;
 
 static struct kn_backend *gpu;
 static long passed, failed;
@@ -367,6 +368,17 @@ static void compare_words(const struct compared *c, const uint8_t *want, const u
     verdict(c->taken && differ == 0 && (nan ? odd > 0 : c->any || odd == 0), line);
 }
 
+/* What chain_tuning.code_heads comes to: two at least; parts of rows of tq3_0, whose scales are two bytes a
+ * head, are no 16 bytes. */
+static int tile_heads(const struct model *m)
+{
+    const struct kn_kv *kv = &m->l[0].kv;
+    const int most = m->s->n_kv < 8 ? m->s->n_kv : 8,
+              want = chain_tuning.code_heads < 2 ? 2 : chain_tuning.code_heads;
+    const bool parts = kv->type.k != KN_TQ3_0 && kv->type.v != KN_TQ3_0 && m->s->n_kv % want == 0;
+    return parts && want < most ? want : most;
+}
+
 static void compare(struct model *m, const float *x, int32_t pos, int times, bool recorded, const char *what)
 {
     size_t n;
@@ -380,7 +392,8 @@ static void compare(struct model *m, const float *x, int32_t pos, int times, boo
     uint8_t *got = results(m, x, pos, times, recorded, &n);
     const long expected = m->s->cut ? 0 : recorded ? 1 : times;
     const bool taken = plain == before && chain_launched == plain + expected &&
-                       chain_heads == headless + (m->head.packed ? expected : 0);
+                       chain_heads == headless + (m->head.packed ? expected : 0) &&
+                       (!chain_tuning.code_heads || chain_tile_heads == tile_heads(m));
     compare_words(&(struct compared){m->s->name, what, pos, times, recorded, taken, *what != 0}, want, got, n,
                   m->s->hidden);
     free(want), free(got);
