@@ -291,7 +291,7 @@ DEV void chain_leaf(const chain_step &s, int pos, int u, const float *in, uint2 
         pair_put(part + s.n_rep * D + 2 * threadIdx.x, tops[threadIdx.x].x, tops[threadIdx.x].y, part_tag);
 }
 
-/* The first n >= 1 of B partial results of a row of a kv head, `apart` from p on, once they are there: of
+/* The first n of B partial results of a row of a kv head, `apart` from p on, once they are there: of
  * column col of its row r, with its top and sum; behind them what adds nothing. */
 template <int B, class N>
 DEV void parts_get(float y[B], float top[B], float sum[B], int n, const uint2 *p, N apart,
@@ -299,24 +299,27 @@ DEV void parts_get(float y[B], float top[B], float sum[B], int n, const uint2 *p
 {
     value_wait wait;
     bool there;
+    uint2 x[B];
+    uint4 t[B];
+#pragma unroll
+    for (int i = 0; i < B; i++) {
+        const unsigned is = i < n ? ~tag : tag; /* those behind are not asked for */
+        x[i] = make_uint2(0, is), t[i] = make_uint4(0xff800000, is, 0, is);
+    }
     do {
-        uint2 x[B];
-        uint4 t[B];
 #pragma unroll
         for (int i = 0; i < B; i++) {
-            const uint2 *const q = p + min(i, n - 1) * apart;
-            x[i] = one_ask(q + r * d + col);
-            t[i] = pair_ask(q + s.n_rep * d + 2 * r);
+            const uint2 *const q = p + i * apart;
+            one_ask(x[i], q + r * d + col, tag);
+            pair_ask(t[i], q + s.n_rep * d + 2 * r, tag);
         }
         there = true;
 #pragma unroll
-        for (int i = 0; i < B; i++) {
-            there &= x[i].y == tag && t[i].y == tag && t[i].w == tag;
-            y[i] = i < n ? __uint_as_float(x[i].x) : 0.0f;
-            top[i] = i < n ? __uint_as_float(t[i].x) : -INFINITY;
-            sum[i] = i < n ? __uint_as_float(t[i].z) : 0.0f;
-        }
+        for (int i = 0; i < B; i++) there &= x[i].y == tag && t[i].y == tag && t[i].w == tag;
     } while (wait.more(!__all_sync(~0u, there)));
+#pragma unroll
+    for (int i = 0; i < B; i++)
+        y[i] = __uint_as_float(x[i].x), top[i] = __uint_as_float(t[i].x), sum[i] = __uint_as_float(t[i].z);
 }
 
 /* A warp: a column a lane of n sums (T, S, Y) in box, added up and handed on. */

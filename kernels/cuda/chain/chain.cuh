@@ -87,9 +87,9 @@ int chain_tap_alone(struct cuda_backend *be, float *to, const float *x, int64_t 
 void *chain_take(struct cuda_backend *be);
 void chain_give(struct cuda_backend *be, void *descriptors);
 
-/* For tests: chains, and of them with a head, by this process; kv heads of a tile of codes of the last one,
+/* For tests: chains, and of them with a head, by this process; kv heads of a set over codes of the last one,
  * 0: it had none. */
 extern long chain_launched, chain_heads;
-extern int chain_tile_heads;
+extern int chain_set_heads;
 
 #endif

@@ -6,7 +6,7 @@
 #include <string.h>
 
 long chain_launched, chain_heads;
-int chain_tile_heads;
+int chain_set_heads;
 
 /* What launches hand on: device memory. */
 struct chain_places {
@@ -245,10 +245,10 @@ static int launch_steps(struct cuda_backend *be, int32_t count)
     cuda_count(be, (enum cuda_form)(CUDA_CHAIN_FEW + form));
     chain_launched++;
     chain_heads += c->op[count - 1].part;
-    chain_tile_heads = 0;
+    chain_set_heads = 0;
     for (int32_t i = 0; i < count; i++) {
         if (c->op[i].attend) cuda_ring_written(be, c->op[i].kv.k);
-        if (c->step[i].n_m == 0 && c->coded) chain_tile_heads = c->step[i].far;
+        if (c->step[i].n_m == 0 && c->coded) chain_set_heads = c->step[i].far;
     }
     return taps_behind(be, c, count);
 }

@@ -457,32 +457,20 @@ static void tile_k(struct chain_step *s, int blocks, bool near)
     if (projects && s->cuts <= 32 && least_tile(s) < s->tile) s->flags |= CHAIN_MIXED;
 }
 
-/* Bytes of 32 rows of so many heads in shared memory. */
-static uint32_t code_rows_bytes(const struct chain_step *s, bool value)
+/* Bytes of a leaf of keys or values, of all heads or of eight of more, in shared memory. */
+static uint32_t code_tile_bytes(const struct chain_step *s, bool value)
 {
-    const int32_t heads = s->far;
-    const uint32_t type = s->m[value].type;
-    const bool whole = heads == s->n_kv;
-    const struct kv_layout *y = kv_layout_of(type);
+    const bool whole = s->n_kv <= CHAIN_HEADS;
+    const struct kv_layout *y = kv_layout_of(s->m[value].type);
     const int32_t head = CHAIN_HEAD * (y->low + y->high) / 8 + CHAIN_HEAD / y->group * 2,
-                  row = ATTN_CODES_ROW(heads * head);
+                  row = ATTN_CODES_ROW((whole ? s->n_kv : CHAIN_HEADS) * head);
     return (uint32_t)(ATTN_CODES_LEAF(CHAIN_HEAD) * row +
                       (ATTN_CODES_LEAF(CHAIN_HEAD) >> ATTN_CODES_RUN(row, whole)) *
                           ATTN_CODES_PAD(row, whole, value));
 }
-/* May a tile have so many of a row's heads? Each part of a row is copied by 16 bytes. */
-static bool codes_part(const struct chain_step *s, int32_t heads)
-{
-    for (int i = 0; i < 2; i++) {
-        const struct kv_layout *y = kv_layout_of(s->m[i].type);
-        if (heads * CHAIN_HEAD * y->low / 8 % 16 || heads * CHAIN_HEAD * y->high / 8 % 16 ||
-            heads * CHAIN_HEAD / y->group * 2 % 16)
-            return false;
-    }
-    return s->n_kv % heads == 0;
-}
-/* A leaf of keys or values of up to eight heads; of two or four where no more than half of the blocks would
- * have anything to do: what they share out are classes, of small nodes beside large ones two at a time. */
+/* Its tile; how many heads a set of warps has: up to eight; two or four where no more than three quarters of
+ * the blocks have a set by that. What sets share out are classes, of small nodes beside large ones two at a
+ * time. */
 static void tile_codes(struct chain_step *s, int blocks)
 {
     const int32_t nodes = ATTN_CODES_NODE(0, 64 * s->rounds - 1) + 1,
@@ -490,10 +478,10 @@ static void tile_codes(struct chain_step *s, int blocks)
                   want = chain_tuning.code_heads;
     s->far = s->n_kv < CHAIN_HEADS ? s->n_kv : CHAIN_HEADS;
     for (int32_t heads = 4; heads > 1; heads /= 2)
-        if (heads < s->far && codes_part(s, heads) &&
-            (want ? heads >= want : 2 * shares * (s->n_kv / heads) <= blocks))
+        if (heads < s->far && s->n_kv % heads == 0 &&
+            (want ? heads >= want : 4 * shares * (s->n_kv / heads) <= 3 * blocks))
             s->far = heads;
-    const uint32_t k = code_rows_bytes(s, false), v = code_rows_bytes(s, true);
+    const uint32_t k = code_tile_bytes(s, false), v = code_tile_bytes(s, true);
     s->tile = k > v ? k : v;
 }
 /* The tiles of all steps: the least bytes that one may have, 0: it does not go. holds: the ring has a place

@@ -100,7 +100,7 @@ struct CHAIN_ALIGNED(16) chain_step {
     float scale;
     int32_t map;     /* of the launch's maps, the keys'; then the values' */
     int32_t far;     /* a long context, keys and values through the ring: tiles of 16 times that; 0: not; over
-                        codes, whose types are m[0].type and m[1].type: kv heads of a tile */
+                        codes, whose types are m[0].type and m[1].type: kv heads of a set of warps */
     int32_t replays; /* the delta net so many steps behind takes rows that are pending before this step */
     int32_t again;   /* it reads what the step before it reads; from is -1 where that is x */
     struct chain_net d;
@@ -258,7 +258,8 @@ struct chain_tuning {
     int split;        /* units of a block's own pairs, from which on all share what is left over; 0: never */
     int far_ahead;    /* as k_ahead: keys and values of a long context */
     int k_near;       /* positions beyond which they come through that kernel's ring */
-    int code_heads;   /* of a tile of quantised keys or values, where it may have as many; 0: by positions */
+    int code_heads;   /* kv heads of a set over quantised keys and values, if it may have as many; 0: by
+                         positions */
     int wide;         /* 1: chain/wide.cuh and chain/post.cuh */
     int wide_ahead;   /* k_ahead of such chains */
     int head;         /* bytes of terms of a part of a head */

@@ -10,10 +10,9 @@
  * Blocks share classes out (code_share). Two classes of a node that one block has, the first two or the last,
  * are added there; what is left of (0 + 1) + (2 + 3) is added by who adds nodes up.
  *
- * A block's eight warps are *sets* of as many as a tile has heads, each set with classes and tiles of its
- * own. Tiles have all heads, or eight of more; over short contexts, where most blocks would have nothing to
- * do, two or four of them, whose parts of a row are a copy each. If one set of a block has classes, the
- * others make queries for it.
+ * Tiles have all heads, or eight of more. A block's eight warps are *sets*, each with classes and tiles of
+ * its own: a set has all heads of a tile, or two or four where most blocks would have nothing to do; several
+ * fetch the same tile then. If one set of a block has classes, the others make queries for it.
  *
  * There is one query row, and its heads of a kv head are at most eight: so they are the columns of the mma,
  * and keys, or columns of values, its rows: half as many products as tiles of 16 queries want. What meets
@@ -44,7 +43,7 @@
 
 /* ---- who has what ---- */
 
-DEV int code_warps(const chain_step &s) /* of a set, which has s.far heads; a power of two */
+DEV int code_warps(const chain_step &s) /* of a set, which has s.far kv heads; a power of two */
 {
     return s.far > 4 ? CHAIN_HEADS : s.far > 2 ? 4 : s.far;
 }
@@ -193,6 +192,10 @@ DEV int code_at(int c, int i)
 
 /* ---- tiles ---- */
 
+DEV int code_tile_heads(const chain_step &s)
+{
+    return min(s.n_kv, CHAIN_HEADS);
+}
 /* Of a row of so many heads: in the cache, and in a tile. */
 DEV int code_row_bytes(const kv_code_bytes &b, int heads)
 {
@@ -201,9 +204,10 @@ DEV int code_row_bytes(const kv_code_bytes &b, int heads)
 /* Where rows of a tile begin. */
 struct code_lines {
     int row, run, pad;
-    __device__ __forceinline__ code_lines(const kv_code_bytes &b, int heads, bool whole, bool value)
+    __device__ __forceinline__ code_lines(const kv_code_bytes &b, const chain_step &s, bool value)
     {
-        row = code_row_bytes(b, heads);
+        const bool whole = s.n_kv <= CHAIN_HEADS;
+        row = code_row_bytes(b, code_tile_heads(s));
         run = ATTN_CODES_RUN(row, whole), pad = ATTN_CODES_PAD(row, whole, value);
     }
     __device__ __forceinline__ int at(int key) const
@@ -257,8 +261,9 @@ struct code_keys : few_keys {
         const int each = code_leaves_of(f.from), p0 = code_at(f.from + turn / 2 / each, turn / 2 % each);
         const kv_code_bytes b = kv_code_bytes_of(s.m[value].type);
         c.apart = (uint32_t)min(max(pos - p0, 0), CODE_LEAF);
-        c.bytes = c.apart * (uint32_t)(s.far == s.n_kv ? code_row_bytes(b, s.n_kv) : s.far * b.all());
-        c.kind = (uint32_t)(2 * f.head + value);
+        c.bytes =
+            c.apart * (uint32_t)(s.n_kv <= CHAIN_HEADS ? code_row_bytes(b, s.n_kv) : CHAIN_HEADS * b.all());
+        c.kind = (uint32_t)(2 * (f.head / CHAIN_HEADS * CHAIN_HEADS) + value);
         c.p =
             (const uint8_t *)(value ? s.v : s.k) + (int64_t)KV_SLOT(s.where, p0) * code_row_bytes(b, s.n_kv);
         return c;
@@ -271,11 +276,11 @@ struct code_keys : few_keys {
         if (asks && c.bytes) bar_expect(bar, c.bytes);
         if (asks && !c.bytes) bar_arrive(bar);
         __syncwarp();
-        const int heads = s.far, n_kv = s.n_kv, n = (int)c.apart, value = (int)c.kind & 1,
-                  head = (int)c.kind / 2;
+        constexpr int heads = CHAIN_HEADS;
+        const int n_kv = s.n_kv, n = (int)c.apart, value = (int)c.kind & 1, head = (int)c.kind / 2;
         const kv_code_bytes b = kv_code_bytes_of(s.m[value].type);
-        const code_lines to(b, heads, heads == n_kv, value);
-        if (heads == n_kv) {
+        const code_lines to(b, s, value);
+        if (n_kv <= heads) {
             const int bytes = to.row << to.run, rest = n & ((1 << to.run) - 1);
             const uint8_t *from = c.p;
 #pragma unroll 4
@@ -323,9 +328,9 @@ DEV void code_keep(unsigned char *row, const kv_code_bytes &b, int n_kv, int hea
 DEV bool code_patch(unsigned char *tile, int key, uint32_t type, const chain_step &s, int head,
                     const unsigned char *fresh, bool value)
 {
-    const int heads = s.far;
+    const int heads = code_tile_heads(s);
     const kv_code_bytes b = kv_code_bytes_of(type);
-    const code_lines rows(b, heads, heads == s.n_kv, value);
+    const code_lines rows(b, s, value);
     const int lane = threadIdx.x % 32;
     code_keep(tile + rows.at(key), b, heads, head, fresh);
     __syncwarp();
@@ -350,9 +355,9 @@ struct code_place {
     int low, eight, next, high, scale;
     __device__ __forceinline__ code_place(uint32_t type, const chain_step &s, int head, bool value)
     {
-        const int heads = s.far, lane = threadIdx.x % 32;
+        const int heads = code_tile_heads(s), lane = threadIdx.x % 32;
         const kv_code_bytes b = kv_code_bytes_of(type);
-        const code_lines rows(b, heads, heads == s.n_kv, value);
+        const code_lines rows(b, s, value);
         low = head * b.low + rows.at(value ? lane % 4 * 2 : lane / 4);
         eight = rows.eight(), next = rows.next();
         high = heads * b.low + head * (b.high - b.low);
@@ -393,7 +398,6 @@ template <uint32_t TYPE> struct code_scales {
 template <uint32_t TYPE>
 DEV void code_scores_few(float x[2][4], const uint2 *q, const unsigned char *tile, const code_place &at)
 {
-    constexpr int TURNS = kv_code<TYPE>::GROUP > 32 ? 1 : CHAIN_HEAD / 32; /* long code comes cold */
     const int lane = (int)(thread_now() % 32);
     const unsigned char *row[4];
     code_scales<TYPE> d[4];
@@ -402,7 +406,7 @@ DEV void code_scores_few(float x[2][4], const uint2 *q, const unsigned char *til
         row[j] = tile + at.low + j * at.eight;
         d[j].take(row[j] + at.scale);
     }
-#pragma unroll TURNS
+#pragma unroll 1 /* straight code comes cold */
     for (int b = 0; b < CHAIN_HEAD / 32; b++) {
         uint32_t y[4][2][2];
 #pragma unroll
@@ -425,9 +429,8 @@ DEV void code_scores_few(float x[2][4], const uint2 *q, const unsigned char *til
 template <uint32_t TYPE>
 DEV void code_weigh_few(float acc[8][4], const uint32_t p[4], const unsigned char *tile, const code_place &at)
 {
-    constexpr int TURNS = kv_code<TYPE>::GROUP > 32 ? 1 : 2;
     const int g = (int)(thread_now() % 32) / 4;
-#pragma unroll TURNS
+#pragma unroll 1 /* straight code comes cold */
     for (int half = 0; half < 2; half++) {
         const unsigned char *row[2];
         code_scales<TYPE> d[2][2];
@@ -701,31 +704,38 @@ static __device__ __noinline__ void code_join(const chain_step &s, const chain_p
         const uint2 *const its_tops =
             parts + (size_t)max(its, 0) * ((size_t)s.n_kv * pairs) + s.n_rep * D + 2 * r;
         const unsigned read = __ballot_sync(~0u, its >= 0);
-        float y[N][W], top[N], sum[N], its_top, its_sum;
+        float y[N][W], top[N], sum[N];
         unsigned from[N];
 #pragma unroll
         for (int i = 0; i < N; i++)
             from[i] = (unsigned)max(__shfl_sync(~0u, its, i), 0) * (unsigned)(s.n_kv * pairs);
         value_wait wait;
         bool there;
-        do { /* all are asked for before one is looked at */
-            uint2 x[N][W];
-#pragma unroll
-            for (int i = 0; i < N; i++)
-#pragma unroll
-                for (int j = 0; j < W; j++) x[i][j] = one_ask(parts + from[i] + r * D + lane + 32 * j);
-            there = pair_try(&its_top, &its_sum, its_tops, tag) | (its < 0);
-#pragma unroll
-            for (int i = 0; i < N; i++)
-#pragma unroll
-                for (int j = 0; j < W; j++) {
-                    there &= (x[i][j].y == tag) | !(read >> i & 1);
-                    y[i][j] = __uint_as_float(x[i][j].x);
-                }
-        } while (wait.more(!__all_sync(~0u, there)));
+        uint2 x[N][W];
+        uint4 its_x = make_uint4(0, its < 0 ? tag : ~tag, 0, its < 0 ? tag : ~tag);
 #pragma unroll
         for (int i = 0; i < N; i++)
-            top[i] = __shfl_sync(~0u, its_top, i), sum[i] = __shfl_sync(~0u, its_sum, i);
+#pragma unroll
+            for (int j = 0; j < W; j++) x[i][j] = make_uint2(0, read >> i & 1 ? ~tag : tag);
+        do { /* all that are not there are asked for before one is looked at */
+#pragma unroll
+            for (int i = 0; i < N; i++)
+#pragma unroll
+                for (int j = 0; j < W; j++) one_ask(x[i][j], parts + from[i] + r * D + lane + 32 * j, tag);
+            pair_ask(its_x, its_tops, tag);
+            there = its_x.y == tag && its_x.w == tag;
+#pragma unroll
+            for (int i = 0; i < N; i++)
+#pragma unroll
+                for (int j = 0; j < W; j++) there &= x[i][j].y == tag;
+        } while (wait.more(!__all_sync(~0u, there)));
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            top[i] = __shfl_sync(~0u, __uint_as_float(its_x.x), i);
+            sum[i] = __shfl_sync(~0u, __uint_as_float(its_x.z), i);
+#pragma unroll
+            for (int j = 0; j < W; j++) y[i][j] = __uint_as_float(x[i][j].x);
+        }
         if (apart)
 #pragma unroll
             for (int i = 0; i < N / 2; i++) { /* pairs of classes to where they are otherwise */
@@ -774,7 +784,8 @@ DEV void code_classes(const chain_step &s, const code_share &f, int head, int bu
 {
     const int lane = threadIdx.x % 32, c = lane % 4, kv_head = f.head + head, from = f.from, until = f.until;
     const uint32_t type[2] = {s.m[0].type, s.m[1].type};
-    const code_place keys(type[0], s, head, false), values(type[1], s, head, true);
+    const int there = kv_head % CHAIN_HEADS; /* in its tiles */
+    const code_place keys(type[0], s, there, false), values(type[1], s, there, true);
     code_few sums;
 #pragma unroll 1
     for (int at = from; at < until; at++) {
@@ -790,7 +801,7 @@ DEV void code_classes(const chain_step &s, const code_share &f, int head, int bu
                 unsigned char *const k = ring.here();
                 if (mine < CODE_LEAF) {
                     code_fresh(m.fresh, fresh + kv_head * LEAF_PAIRS(s.n_rep), tag);
-                    code_patch(k, mine, s.m[0].type, s, head, m.fresh, false);
+                    code_patch(k, mine, s.m[0].type, s, there, m.fresh, false);
                 }
                 switch (type[0]) {
                 case KN_Q8_0: code_scores_few<KN_Q8_0>(x, m.queries, k, keys); break;
@@ -806,7 +817,7 @@ DEV void code_classes(const chain_step &s, const code_share &f, int head, int bu
                 unsigned char *const v = ring.here();
                 bool bad = false;
                 if (mine < CODE_LEAF)
-                    bad = code_patch(v, mine, s.m[1].type, s, head, m.fresh + CODE_FRESH, true);
+                    bad = code_patch(v, mine, s.m[1].type, s, there, m.fresh + CODE_FRESH, true);
                 switch (type[1]) {
                 case KN_Q8_0: code_weigh_few<KN_Q8_0>(sums.acc, p, v, values); break;
                 case KN_Q5_0: code_weigh_few<KN_Q5_0>(sums.acc, p, v, values); break;
@@ -845,21 +856,23 @@ static __device__ __noinline__ void code_attention(const chain_step &s, const ch
     r.ring += (0u - shared_at(r.ring)) & 1023;
     const code_share f = code_share_get(plan, s, pos, set);
     const int busy = code_busy_of(plan), sets = code_block_sets(s);
-    const bool idle = f.from == f.until || head >= s.far, helped = busy == 1 && sets > 2;
+    const bool idle = f.from == f.until || head >= s.far, helped = busy == 1 && sets > 1;
     const code_room m = code_room_at(at, s.n_rep, w);
     uint2 *const results = parts + s.n_kv * LEAF_PAIRS(s.n_rep);
     chain_reader ring;
     ring.begin(r, plan, idle ? plan.tiles : set);
     chain_heads_meet(); /* what stands at `at` is done with */
-    if (helped) {       /* a row of queries a warp, for the heads of the first set */
-        if (head < s.far)
-            code_rows<1>(s, code_share_get(plan, s, pos, 0).head + head, set, sets, in,
-                         code_room_at(at, s.n_rep, head));
+    if (helped) {       /* a warp makes some rows of queries, for the heads of the first set */
+        const code_room theirs = code_room_at(at, s.n_rep, head);
+        const int of = code_share_get(plan, s, pos, 0).head + head;
+        if (head < s.far && sets > 2) code_rows<1>(s, of, set, sets, in, theirs);
+        if (head < s.far && sets == 2) code_rows<2>(s, of, 2 * set, 4, in, theirs);
         chain_heads_meet();
     }
 #pragma unroll 1
-    for (int value = 0; value < 2; value++) /* the last sets have the fewest classes */
-        if (f.rank == max(f.on - 1 - value, 0) && head < s.far)
+    for (int value = 0; value < 2;
+         value++) /* sets with halves of small nodes, or the last, have least to do */
+        if (f.rank == (f.halves > 1 ? value : max(f.on - 1 - value, 0)) && head < s.far)
             code_new(s, pos, f.head + head, value, in, m.fresh, parts + (f.head + head) * LEAF_PAIRS(s.n_rep),
                      tag);
     if (!idle && !helped) code_rows<4>(s, f.head + head, 0, 4, in, m);

@@ -153,37 +153,31 @@ DEV void pair_put(uint2 *to, float v, float w, unsigned tag)
                  "r"(tag), "r"(__float_as_uint(w))
                  : "memory");
 }
-/* Several are asked for, without branches, before one is looked at: what is looked at is waited for. */
-DEV uint2 one_ask(const uint2 *from)
-{
-    uint2 x;
-    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
-                 : "=r"(x.x), "=r"(x.y)
-                 : "l"(from)
-                 : "memory");
-    return x;
-}
 DEV bool one_try(float *v, const uint2 *from, unsigned tag)
 {
-    const uint2 x = one_ask(from);
-    *v = __uint_as_float(x.x);
-    return x.y == tag;
+    uint32_t x, t;
+    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(x), "=r"(t) : "l"(from) : "memory");
+    *v = __uint_as_float(x);
+    return t == tag;
 }
-DEV uint4 pair_ask(const uint2 *from)
+/* Of several, those are asked for that are not there yet, whose tags are others, and all of them before one
+ * is looked at: what is looked at is waited for; and who asks again for what it has is in the way of who
+ * writes. */
+DEV void one_ask(uint2 &x, const uint2 *from, unsigned tag)
 {
-    uint4 x;
-    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "l"(from)
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %1, %3;\n@p ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];\n}"
+        : "+r"(x.x), "+r"(x.y)
+        : "l"(from), "r"(tag)
+        : "memory");
+}
+DEV void pair_ask(uint4 &x, const uint2 *from, unsigned tag)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %1, %5;\nsetp.ne.or.u32 p, %3, %5, p;\n@p "
+                 "ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+                 : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
+                 : "l"(from), "r"(tag)
                  : "memory");
-    return x;
-}
-DEV bool pair_try(float *v, float *w, const uint2 *from, unsigned tag)
-{
-    const uint4 x = pair_ask(from);
-    *v = __uint_as_float(x.x);
-    *w = __uint_as_float(x.z);
-    return x.y == tag && x.w == tag;
 }
 struct value_wait {
     unsigned turns = 0;

@@ -23,7 +23,7 @@
 #include "../forms.h"
 
 extern long chain_launched, chain_heads;
-extern int chain_tile_heads;
+extern int chain_set_heads;
 
 static struct kn_backend *gpu;
 static long passed, failed;
@@ -368,15 +368,12 @@ static void compare_words(const struct compared *c, const uint8_t *want, const u
     verdict(c->taken && differ == 0 && (nan ? odd > 0 : c->any || odd == 0), line);
 }
 
-/* What chain_tuning.code_heads comes to: two at least; parts of rows of tq3_0, whose scales are two bytes a
- * head, are no 16 bytes. */
-static int tile_heads(const struct model *m)
+/* What chain_tuning.code_heads comes to: two at least. */
+static int heads_of_set(const struct model *m)
 {
-    const struct kn_kv *kv = &m->l[0].kv;
     const int most = m->s->n_kv < 8 ? m->s->n_kv : 8,
               want = chain_tuning.code_heads < 2 ? 2 : chain_tuning.code_heads;
-    const bool parts = kv->type.k != KN_TQ3_0 && kv->type.v != KN_TQ3_0 && m->s->n_kv % want == 0;
-    return parts && want < most ? want : most;
+    return want < most && m->s->n_kv % want == 0 ? want : most;
 }
 
 static void compare(struct model *m, const float *x, int32_t pos, int times, bool recorded, const char *what)
@@ -393,7 +390,7 @@ static void compare(struct model *m, const float *x, int32_t pos, int times, boo
     const long expected = m->s->cut ? 0 : recorded ? 1 : times;
     const bool taken = plain == before && chain_launched == plain + expected &&
                        chain_heads == headless + (m->head.packed ? expected : 0) &&
-                       (!chain_tuning.code_heads || chain_tile_heads == tile_heads(m));
+                       (!chain_tuning.code_heads || chain_set_heads == heads_of_set(m));
     compare_words(&(struct compared){m->s->name, what, pos, times, recorded, taken, *what != 0}, want, got, n,
                   m->s->hidden);
     free(want), free(got);
@@ -478,7 +475,7 @@ static void check_codes(const struct code_shape *c, bool quick)
         if (pos >= s->cap || (quick && i % 3)) continue;
         compare(&m, x, pos, 1, false, "codes,");
         chain_tuning.code_heads = 2 << i % 3;
-        snprintf(what, sizeof what, "codes, tiles of %d heads,", chain_tuning.code_heads);
+        snprintf(what, sizeof what, "codes, sets of %d heads,", chain_tuning.code_heads);
         compare(&m, x, pos, 1, false, what);
         chain_tuning.code_heads = 0;
         if (i % 5) continue;
@@ -487,7 +484,7 @@ static void check_codes(const struct code_shape *c, bool quick)
         whole = false;
     }
     for (chain_tuning.code_heads = 8; chain_tuning.code_heads; chain_tuning.code_heads /= 2) {
-        snprintf(what, sizeof what, "codes, tiles of %d heads,", chain_tuning.code_heads);
+        snprintf(what, sizeof what, "codes, sets of %d heads,", chain_tuning.code_heads);
         compare(&m, x, s->cap - 1, 3, true, what);
     }
     if (!quick) compare(&m, x, 4100, 200, true, "codes,");
