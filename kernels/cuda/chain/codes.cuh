@@ -869,9 +869,9 @@ static __device__ __noinline__ void code_attention(const chain_step &s, const ch
         if (head < s.far && sets == 2) code_rows<2>(s, of, 2 * set, 4, in, theirs);
         chain_heads_meet();
     }
+    /* Sets with halves of small nodes, or the last ones, have least to do. */
 #pragma unroll 1
-    for (int value = 0; value < 2;
-         value++) /* sets with halves of small nodes, or the last, have least to do */
+    for (int value = 0; value < 2; value++)
         if (f.rank == (f.halves > 1 ? value : max(f.on - 1 - value, 0)) && head < s.far)
             code_new(s, pos, f.head + head, value, in, m.fresh, parts + (f.head + head) * LEAF_PAIRS(s.n_rep),
                      tag);
