@@ -1,6 +1,6 @@
 /* chain.cu - operations on one row, collected into chains (chain.cuh). */
 #include "chain.cuh"
-#include "../attention/codes.h"
+#include "code_share.h"
 #include "../core/ops.cuh"
 
 #include <string.h>
@@ -322,16 +322,6 @@ static int attend_wide(struct cuda_backend *be, const struct kn_rope_store *s, c
     return 1;
 }
 
-/* Partial results of a head over quantised keys and values of `bound` positions (chain/codes.cuh): a class of
- * each node; or two of each node, and one of each set of warps; and a place for the new key and value. */
-static int32_t code_places(const struct cuda_backend *be, int32_t bound, int32_t n_kv)
-{
-    const int32_t near = ATTN_CODES_SMALL, nodes = ATTN_CODES_NODE(0, bound - 1) + 1,
-                  sets = cuda_device_of(be).sm_count * CHAIN_HEADS / n_kv,
-                  few = 4 * (nodes < near ? nodes : near), many = nodes > near ? 2 * nodes + sets : 0;
-    return 1 + (few > many ? few : many);
-}
-
 int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const struct kn_attention *a)
 {
     struct chain_state *c = be->chain;
@@ -346,7 +336,9 @@ int chain_attend(struct cuda_backend *be, const struct kn_rope_store *s, const s
     const bool late = c->items || c->wide, /* no pairs that all share: longer contexts pay */
         far = coded || bound > (late ? chain_tuning.near : chain_tuning.k_near) || (c->attends && c->far);
     const int32_t leaves = (bound - 1) / 64 + 1,
-                  nodes = coded ? code_places(be, bound, n_kv) : (bound - 1) / 512 + 1,
+                  nodes =
+                      coded ? 1 + code_places(bound, cuda_device_of(be).sm_count, n_kv) /* and of new rows */
+                            : (bound - 1) / 512 + 1,
                   parts = (far ? nodes : leaves) * a->n_head;
     const bool fits =
         !chain_tuning.off && be->chain_steps < CHAIN_STEPS && a->n == 1 && a->causal && !a->window &&

@@ -3,7 +3,7 @@
 #include "chain_plan.h"
 
 #include "../../kv_rows.h"
-#include "../attention/codes.h"
+#include "code_share.h"
 
 #include <string.h>
 
@@ -473,8 +473,7 @@ static uint32_t code_tile_bytes(const struct chain_step *s, bool value)
  * time. */
 static void tile_codes(struct chain_step *s, int blocks)
 {
-    const int32_t nodes = ATTN_CODES_NODE(0, 64 * s->rounds - 1) + 1,
-                  shares = 4 * nodes - (nodes <= ATTN_CODES_SMALL ? 0 : 2 * ATTN_CODES_SMALL),
+    const int32_t shares = code_shares(ATTN_CODES_NODE(0, 64 * s->rounds - 1) + 1),
                   want = chain_tuning.code_heads;
     s->far = s->n_kv < CHAIN_HEADS ? s->n_kv : CHAIN_HEADS;
     for (int32_t heads = 4; heads > 1; heads /= 2)

@@ -28,142 +28,31 @@
 #define DFLASH_CUDA_CHAIN_CODES_CUH
 
 #include "attend.cuh"
+#include "code_share.h"
 #include "ring.cuh"
 
 #include "../attention/codes_leaf.cuh"
 
-#define CODE_LEAF ATTN_CODES_LEAF(CHAIN_HEAD)
-#define CODE_HALVES (2 * ATTN_CODES_SMALL) /* of nodes of 256 keys, which come first */
-#define CODE_FRESH 160                     /* bytes: a head's codes of the new row, at most */
-#define CODE_ROW (CHAIN_HEAD + 8)          /* floats of a result, its top, its sum */
-#define CODE_QUERY (CHAIN_HEAD * 16)       /* bytes: [D / 16][lane] of a head */
+#define CODE_FRESH 160               /* bytes: a head's codes of the new row, at most */
+#define CODE_ROW (CHAIN_HEAD + 8)    /* floats of a result, its top, its sum */
+#define CODE_QUERY (CHAIN_HEAD * 16) /* bytes: [D / 16][lane] of a head */
 /* Of a warp: the new key and value, units, queries; a class's results. */
 #define CODE_KEPT (2 * CODE_FRESH + 32 + CODE_QUERY)
 #define CODE_ROOM(n_rep) (CODE_KEPT + (n_rep)*CODE_ROW * 4)
 
-/* ---- who has what ---- */
+/* ---- who has what: code_share.h ---- */
 
-DEV int code_warps(const chain_step &s) /* of a set, which has s.far kv heads; a power of two */
+DEV code_cut code_cut_of(const chain_step &s)
 {
-    return s.far > 4 ? CHAIN_HEADS : s.far > 2 ? 4 : s.far;
-}
-DEV int code_leaves_of(int c) /* of class c */
-{
-    return c < 4 * ATTN_CODES_SMALL ? 2 : 8;
-}
-/* Classes of leaves: class c of node n has number 4 n + c; small nodes, of 256 keys, come first. A set has
- * classes that follow each other. Beside large nodes the first sets have halves of small ones, two classes
- * each; the others have large classes, two at a time where no set has more by that, for what lies in one set
- * is added there. Where no node is large, sets have classes. */
-struct code_share {
-    int number, on;       /* the set's number; how many have the same heads */
-    int head, rank;       /* its first kv head; its number among those */
-    int nodes, halves;    /* how many; sets that have halves */
-    int each, more, step; /* classes of a set of the others; the first `more` of these have step more */
-    int from, until;      /* the set's classes */
-    /* No node is large. */
-    __device__ __forceinline__ bool near() const
-    {
-        return nodes <= ATTN_CODES_SMALL;
-    }
-    __device__ __forceinline__ int leaves() const
-    {
-        return code_leaves_of(from) * (until - from);
-    }
-    /* The first class of the set of that rank. */
-    __device__ __forceinline__ int first_of(int of) const
-    {
-        if (of >= halves)
-            return (near() ? 0 : 4 * ATTN_CODES_SMALL) + (of - halves) * each + min(of - halves, more) * step;
-        const int some = CODE_HALVES / halves;
-        return 2 * (of * some + min(of, CODE_HALVES - some * halves));
-    }
-    /* Places of results among those of a head: of class c, an even one alone or what two are added up to; of
-     * an odd one that set `set` begins with. */
-    __device__ __forceinline__ int place_of(int c) const
-    {
-        return near() ? c : c / 2;
-    }
-    __device__ __forceinline__ int place_apart(int set) const
-    {
-        return 2 * nodes + set;
-    }
-    /* Where class c of this set leaves its results, or those of the class before it and its own. */
-    __device__ __forceinline__ int place(int c) const
-    {
-        return near() ? c : c % 2 && from == c ? place_apart(rank) : place_of(c);
-    }
-    /* May a set begin with the second class of two? */
-    __device__ __forceinline__ bool apart() const
-    {
-        return near() || (step == 1 && (each % 2 || more));
-    }
-    /* Where are the results of the class behind c, an even one: -1: where those of c are, added to them. */
-    __device__ __forceinline__ int beside(int c) const
-    {
-        if (near()) return place_of(c + 1);
-        if (c < 4 * ATTN_CODES_SMALL || step > 1) return -1;
-        const int behind = c + 1 - 4 * ATTN_CODES_SMALL, longer = more * (each + 1),
-                  set = halves +
-                        (behind < longer ? behind / (each + 1) : more + (behind - longer) / max(each, 1));
-        return first_of(set) == c + 1 ? place_apart(set) : -1;
-    }
-};
-DEV int code_block_sets(const chain_step &s) /* of a block */
-{
-    return CHAIN_HEADS / code_warps(s);
-}
-/* The block's set `set` of its own: the first sets of all blocks come first. */
-DEV void code_share_set(code_share &f, const chain_step &s, int set)
-{
-    const int groups = s.n_kv / s.far, number = f.number + (int)gridDim.x * set;
-    f.rank = groups > 1 ? number / groups : number, f.head = (number - f.rank * groups) * s.far;
-    f.from = f.first_of(f.rank);
-    f.until = f.rank < f.on ? f.first_of(f.rank + 1) : f.from;
-}
-/* How many sets have halves of small nodes, so that the slowest takes as little as can be: by measurement
- * eight leaves take 20, half of a small node 12. large: classes of the others. */
-DEV int code_halves(int large, int on)
-{
-    const int most = (large + on - 2) / (on - 1); /* classes of a set, at least: one set has halves */
-    int best = INT_MAX, halves = 0;
-#pragma unroll 1
-    for (int i = most; i < most + 2; i++) {
-        const int some = min(on - (large + i - 1) / i, CODE_HALVES),
-                  cost = max(12 * ((CODE_HALVES + some - 1) / some), 20 * i);
-        if (cost < best) best = cost, halves = some;
-    }
-    return halves;
+    return {(int)gridDim.x, s.n_kv, s.far};
 }
 /* Of this block's first set. */
-DEV code_share code_share_of(const chain_step &s, int pos)
+DEV code_share code_share_here(const chain_step &s, int pos)
 {
-    code_share f;
-    f.number = block_of(s) - s.rest; /* blocks with less of the projections have more */
-    if (f.number < 0) f.number += (int)gridDim.x;
-    f.on = (int)gridDim.x * code_block_sets(s) / (s.n_kv / s.far);
-    f.nodes = ATTN_CODES_NODE(0, pos) + 1;
-    const int classes = 4 * f.nodes - (f.near() ? 0 : 4 * ATTN_CODES_SMALL);
-    f.halves = f.near() ? 0 : code_halves(classes, f.on);
-    const int on = f.on - f.halves, single = classes / on, pair = classes / 2 / on,
-              left = classes - single * on, left_pairs = classes / 2 - pair * on;
-    const bool pairs = !f.near() && 2 * (pair + (left_pairs > 0)) <= single + (left > 0);
-    f.step = pairs ? 2 : 1, f.each = pairs ? 2 * pair : single, f.more = pairs ? left_pairs : left;
-    code_share_set(f, s, 0);
-    return f;
-}
-/* How many of the block's sets have classes: the first of them; leaves: what one has, at most. f: of its
- * first. */
-DEV int code_busy(code_share f, const chain_step &s, int *leaves)
-{
-    int n = 0;
-    *leaves = 0;
-    while (f.from < f.until) {
-        *leaves = max(*leaves, f.leaves());
-        if (++n == code_block_sets(s)) break;
-        code_share_set(f, s, n);
-    }
-    return n;
+    int number = block_of(s) - s.rest; /* blocks with less of the projections have more */
+    if (number < 0) number += (int)gridDim.x;
+    const code_cut cut = code_cut_of(s);
+    return code_share_of(&cut, number, pos);
 }
 /* What was planned: f: of the first set; how many have classes. */
 DEV void code_share_put(const code_share &f, int busy, chain_plan &g)
@@ -177,17 +66,13 @@ DEV code_share code_share_get(const chain_plan &g, const chain_step &s, int pos,
     f.number = g.pairs & 0xffff, f.on = g.split;
     f.nodes = ATTN_CODES_NODE(0, pos) + 1;
     f.each = g.unit, f.more = g.leaf, f.step = g.share & 0xffff, f.halves = g.share >> 16;
-    code_share_set(f, s, set);
+    const code_cut cut = code_cut_of(s);
+    code_share_set(&f, &cut, set);
     return f;
 }
 DEV int code_busy_of(const chain_plan &g)
 {
     return g.pairs >> 16;
-}
-/* The first position of leaf i of class c. */
-DEV int code_at(int c, int i)
-{
-    return ATTN_CODES_START(0, c / 4) + (4 * i + c % 4) * CODE_LEAF;
 }
 
 /* ---- tiles ---- */
@@ -238,8 +123,9 @@ struct code_keys : few_keys {
             pos = __ldcg(s.pos);
         }
         int leaves;
-        first = code_share_of(s, pos);
-        busy = code_busy(first, s, &leaves);
+        first = code_share_here(s, pos);
+        const code_cut cut = code_cut_of(s);
+        busy = code_busy(first, &cut, &leaves);
         return 2 * busy * leaves;
     }
     __device__ __forceinline__ void share(const chain_step &s, chain_plan &g) const
@@ -255,9 +141,10 @@ struct code_keys : few_keys {
     {
         const int turn = busy > 1 ? t / busy : t, set = t - turn * busy, value = turn & 1;
         code_share f = first;
-        code_share_set(f, s, set);
+        const code_cut cut = code_cut_of(s);
+        code_share_set(&f, &cut, set);
         chain_source c = {};
-        if (turn / 2 >= f.leaves()) return c;
+        if (turn / 2 >= code_leaves(&f)) return c;
         const int each = code_leaves_of(f.from), p0 = code_at(f.from + turn / 2 / each, turn / 2 % each);
         const kv_code_bytes b = kv_code_bytes_of(s.m[value].type);
         c.apart = (uint32_t)min(max(pos - p0, 0), CODE_LEAF);
@@ -690,17 +577,14 @@ static __device__ __noinline__ void code_join(const chain_step &s, const chain_p
     const int lane = threadIdx.x % 32, w = warp_of(), kv_head = head / s.n_rep, r = head - kv_head * s.n_rep;
     const size_t pairs = LEAF_PAIRS(s.n_rep);
     const code_share f = code_share_get(plan, s, same_of(plan.kv_head), 0);
-    const bool apart = f.apart();
+    const bool apart = code_apart(&f);
     const int of = apart ? 4 : 2; /* places of a node */
     parts += (size_t)kv_head * pairs;
     float T = -INFINITY, S = 0.0f, Y[W] = {};
 #pragma unroll 1
     for (int node = w; node < f.nodes; node += N / of * CLASSES) {
         /* A lane knows one of the places. */
-        const int k = lane % N, n = node + k / of * CLASSES, c = 4 * n + k % of * (4 / of) / 2 * 2,
-                  its = n >= f.nodes     ? -1
-                        : apart && k % 2 ? f.beside(c)
-                                         : f.place_of(c);
+        const int k = lane % N, its = code_read(&f, apart, node + k / of * CLASSES, k % of);
         const uint2 *const its_tops =
             parts + (size_t)max(its, 0) * ((size_t)s.n_kv * pairs) + s.n_rep * D + 2 * r;
         const unsigned read = __ballot_sync(~0u, its >= 0);
@@ -829,16 +713,16 @@ DEV void code_classes(const chain_step &s, const code_share &f, int head, int bu
             ring.pass(busy);
         }
         sums.end();
-        const bool joined = !f.near() && at % 2 && at > from;
+        const bool joined = !code_near(&f) && at % 2 && at > from;
         if (joined) {
             sums.join(s.n_rep, m.results);
             __syncwarp();
         }
         sums.leave(s.n_rep, m.results);
         __syncwarp();
-        if (!f.near() && at % 2 == 0 && at + 1 < until) continue; /* the next class is added to it */
-        code_give(s.n_rep, m.results, parts + (size_t)(f.place(at) * s.n_kv + kv_head) * LEAF_PAIRS(s.n_rep),
-                  tag);
+        if (!code_near(&f) && at % 2 == 0 && at + 1 < until) continue; /* the next class is added to it */
+        code_give(s.n_rep, m.results,
+                  parts + (size_t)(code_place_here(&f, at) * s.n_kv + kv_head) * LEAF_PAIRS(s.n_rep), tag);
         __syncwarp();
     }
 }
@@ -849,13 +733,13 @@ static __device__ __noinline__ void code_attention(const chain_step &s, const ch
                                                    unsigned tag)
 {
     extern __shared__ __align__(128) uint8_t smem[];
-    const int w = warp_of(), pos = same_of(plan.kv_head), warps = code_warps(s), set = w / warps,
+    const int w = warp_of(), pos = same_of(plan.kv_head), warps = code_warps(s.far), set = w / warps,
               head = w - set * warps;
     chain_room r = chain_room_at(smem);
     r.ring += before;
     r.ring += (0u - shared_at(r.ring)) & 1023;
     const code_share f = code_share_get(plan, s, pos, set);
-    const int busy = code_busy_of(plan), sets = code_block_sets(s);
+    const int busy = code_busy_of(plan), sets = code_block_sets(s.far);
     const bool idle = f.from == f.until || head >= s.far, helped = busy == 1 && sets > 1;
     const code_room m = code_room_at(at, s.n_rep, w);
     uint2 *const results = parts + s.n_kv * LEAF_PAIRS(s.n_rep);
