@@ -22,7 +22,7 @@
  *
  * Then a block takes a head and adds nodes up: a warp a class of nodes, in order; it rotates the result back.
  *
- * Bound: the codes, read once, or some 850 instructions of a warp a leaf (tq3_0: 1,400), whichever is longer
+ * Bound: the codes, read once, or some 810 instructions of a warp a leaf (of q8_0), whichever is longer
  * (docs/speed/attention.md). */
 #ifndef DFLASH_CUDA_CHAIN_CODES_CUH
 #define DFLASH_CUDA_CHAIN_CODES_CUH

@@ -52,8 +52,7 @@ static void all_of(check with)
         }
 }
 
-/* Whose class c of a head is: fails unless it is one set's. Calls each for every set of the head that has
- * some. */
+/* Calls each for every set of the head that has classes; how many. */
 static int sets_of(const struct code_cut *cut, int pos, int head, void (*each)(const struct code_share *))
 {
     int n = 0;
